@@ -1,0 +1,1 @@
+"""The HTTP process: OpenAI routes, templates, text in and out. Never imports torch, radix or scheduler."""

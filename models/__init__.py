@@ -1,0 +1,1 @@
+"""What a checkpoint is: config, tokenizer, weights, layers, architectures."""

@@ -1,0 +1,1 @@
+"""Requests, their order, the plan of each step, and the engine loop. Token ids only; no text, no tensors."""

@@ -1,0 +1,19 @@
+"""What every test shares: how long hypothesis searches, and one torch thread."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine stalls now and then, so no example has a deadline. A test that needs another number of examples says so itself.
+_patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", _patient, max_examples=50)
+settings.register_profile("ci", _patient, max_examples=2000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))  # `--hypothesis-profile=ci` wins over this
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Two threads that wait for each other on two busy cores are slower than one."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)

@@ -1,0 +1,164 @@
+"""Settings, frozen and composed: each part is handed its own piece, never the whole."""
+
+import difflib
+from typing import Any, TypedDict, Unpack
+
+import msgspec
+
+from trunkline.errors import ConfigError
+
+POLICIES = ("window", "fcfs", "lpm", "priority")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the checkpoint is and how to read it."""
+
+    path: str  # a Hugging Face folder or a GGUF file
+    load_format: str = "auto"  # one of LOAD_FORMATS
+    dtype: str = "auto"  # storage of weights and KV; one of DTYPES. Arithmetic is float32 on a CPU
+    max_model_len: int | None = None  # None: the model's own
+    seed: int = 0  # of dummy weights
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV pages and the tree over them."""
+
+    block_size: int = 16  # tokens per page
+    enable_prefix_caching: bool = True
+    kv_cache_memory: int | None = None  # bytes; None: see workers.memory
+    num_pages: int | None = None  # overrides kv_cache_memory
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Order and size of the work."""
+
+    policy: str = "window"  # one of POLICIES
+    max_num_seqs: int = 256  # requests in one step
+    max_num_batched_tokens: int = 512  # tokens in one step: what a long prompt may hold up running streams by
+    window_seconds: float = 20.0  # W: nobody is overtaken by a request that arrived more than this later
+    window_gamma: float = 50.0  # seconds of queue order per second of uncached prefill
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The device."""
+
+    device: str = "auto"  # one of DEVICES
+    threads: int | None = None  # CPU threads; None: all cores
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the engine process needs."""
+
+    model: ModelSource
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    worker: WorkerConfig = WorkerConfig()
+    log_stats_seconds: float = 10.0  # a status line this often while busy; 0: never
+
+
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the HTTP process needs."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...]
+    api_key: str | None = None
+    chat_template: str | None = None  # path of a Jinja file, or the template itself; None: the model's own
+    generation_config: str = "auto"  # whose sampling defaults: the checkpoint's ("auto"), ours ("vllm"), or a folder's
+    max_body_bytes: int = 32 * 2**20
+
+
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One server."""
+
+    engine: EngineConfig
+    api: ApiConfig
+
+
+class EngineFlags(TypedDict, total=False):
+    """The engine's settings, flat, by the names of the command line's flags."""
+
+    load_format: str
+    dtype: str
+    max_model_len: int | None
+    seed: int
+    block_size: int
+    enable_prefix_caching: bool
+    kv_cache_memory: int | None
+    num_pages: int | None
+    scheduling_policy: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    device: str
+    threads: int | None
+    log_stats_seconds: float
+
+
+def engine_config(model: str, **flags: Unpack[EngineFlags]) -> EngineConfig:
+    """The composed settings of flat flags; those left out have the defaults above.
+
+    engine_config("path/to/model", max_num_seqs=8).scheduler.max_num_seqs    # 8
+
+    Raises ConfigError, naming the flag, for an unknown flag and for a value that makes no sense whatever the model.
+    """
+    parts: dict[type[msgspec.Struct], dict[str, Any]] = {part: {} for part in _PARTS}
+    parts[ModelSource]["path"] = model
+    for flag, value in flags.items():
+        if flag not in _PLACES:
+            near = difflib.get_close_matches(flag, _PLACES, n=1)
+            raise ConfigError(f"There is no setting {flag!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        _check(flag, value)
+        part, field = _PLACES[flag]
+        parts[part][field] = value
+    return EngineConfig(
+        model=ModelSource(**parts[ModelSource]),
+        cache=CacheConfig(**parts[CacheConfig]),
+        scheduler=SchedulerConfig(**parts[SchedulerConfig]),
+        worker=WorkerConfig(**parts[WorkerConfig]),
+        **parts[EngineConfig],
+    )
+
+
+_PARTS = (ModelSource, CacheConfig, SchedulerConfig, WorkerConfig, EngineConfig)
+_RENAMED = {"policy": "scheduling_policy"}
+# flag -> the part and the field of it that it sets
+_PLACES: dict[str, tuple[type[msgspec.Struct], str]] = {
+    flag: (part, field)
+    for part in _PARTS
+    for field in part.__struct_fields__
+    if (flag := _RENAMED.get(field, field)) in EngineFlags.__annotations__
+}
+_CHOICES = {
+    "load_format": LOAD_FORMATS,
+    "dtype": DTYPES,
+    "scheduling_policy": POLICIES,
+    "device": DEVICES,
+    "enable_prefix_caching": (True, False),
+}
+_AT_LEAST_ONE = (
+    "max_model_len",
+    "block_size",
+    "kv_cache_memory",
+    "num_pages",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "threads",
+)
+_MAY_BE_NONE = ("max_model_len", "kv_cache_memory", "num_pages", "threads")
+
+
+def _check(flag: str, value: Any) -> None:
+    if value is None and flag in _MAY_BE_NONE:
+        return
+    shown = f"{flag.replace('_', '-')} is {value!r}"
+    if flag in _CHOICES and value not in _CHOICES[flag]:
+        raise ConfigError(f"{shown}; allowed is one of {', '.join(map(str, _CHOICES[flag]))}.")
+    if flag in _AT_LEAST_ONE and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63):
+        raise ConfigError(f"{shown}; allowed is an integer of at least 1.")
+    if flag == "seed" and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63):
+        raise ConfigError(f"{shown}; allowed is an integer from 0 to {2**63 - 1}.")
+    if flag == "log_stats_seconds" and not (isinstance(value, int | float) and value >= 0):
+        raise ConfigError(f"{shown}; allowed is a number of seconds, or 0 for never.")

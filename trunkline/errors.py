@@ -1,0 +1,109 @@
+"""Every error Trunkline raises on purpose.
+
+    TrunklineError
+    ├── StartupError                 the server cannot start: one sentence, exit code 1, no traceback
+    │   ├── ModelError               the checkpoint is missing, truncated, unsupported or unsafe
+    │   └── ConfigError              a flag's value makes no sense
+    ├── RequestError                 one request is refused; every other request goes on
+    │   ├── InvalidParameter         400  a value of the wrong type or out of range
+    │   ├── ContextLengthExceeded    400  the prompt is longer than the model or than the whole cache
+    │   ├── ModelNotFound            404  no model of that name is served
+    │   ├── Overloaded               503  the engine is still loading, or shutting down
+    │   └── GenerationFailed         500  the engine could not go on with this request
+    └── EngineDead                   the engine process ended; requests in flight are lost
+
+A message is a sentence that says the value seen, the value allowed, and what to do.
+"""
+
+from typing import Any
+
+
+class TrunklineError(Exception):
+    """Root of all errors raised on purpose."""
+
+
+class StartupError(TrunklineError):
+    """The server cannot start. The message is printed alone, and the process exits with code 1."""
+
+
+class ModelError(StartupError):
+    """The checkpoint cannot be served."""
+
+
+class ConfigError(StartupError):
+    """A flag, an environment variable or a combination of them is wrong."""
+
+
+class RequestError(TrunklineError):
+    """One request is refused.
+
+    status   HTTP status, e.g. 400
+    type     OpenAI's error type, e.g. "invalid_request_error"
+    code     OpenAI's error code, or None
+    param    the name of the offending parameter, or None
+    """
+
+    status: int = 400
+    type: str = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidParameter(RequestError, ValueError):
+    """A parameter has the wrong type or is out of range."""
+
+    @classmethod
+    def of(cls, param: str, seen: Any, allowed: str) -> "InvalidParameter":
+        """`InvalidParameter.of("top_p", 2, "a number from 0 to 1")`."""
+        shown = repr(seen)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        return cls(f"'{param}' is {shown}; allowed is {allowed}.", param=param)
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt does not fit. The wording is OpenAI's: client libraries match on it."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, limit: int, seen: int, what: str = "messages", cause: str = "") -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your {what} resulted in {seen} tokens."
+            f" Please reduce the length of the {what}.{cause}",
+            param=what,
+        )
+        self.limit = limit
+        self.seen = seen
+
+
+class ModelNotFound(RequestError):
+    """The request names a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    """The engine cannot take the request now; the caller may try again."""
+
+    status = 503
+    type = "server_error"
+    code = "model_loading"
+
+
+class GenerationFailed(RequestError):
+    """The engine had to give up on one request."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+
+class EngineDead(TrunklineError):
+    """The engine process ended."""

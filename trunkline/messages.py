@@ -1,0 +1,128 @@
+"""Messages between the API process and the engine process: msgspec structs in msgpack, never pickle.
+
+    API ──► engine   Generate  Abort  Call
+    API ◄── engine   Loading  Ready  Tokens  Finished  Failed  Reply
+
+The engine speaks token ids; the API process turns them into text. One frame holds a list of messages.
+"""
+
+from typing import Any
+
+import msgspec
+
+from trunkline.sampling import SamplingParams
+
+
+class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """Continue `prompt` once (the API process sends n of these for n choices)."""
+
+    request_id: str
+    prompt: bytes  # token ids, int32 little-endian
+    sampling: SamplingParams  # seed is set
+    priority: int = 0  # lower is more urgent, as in vLLM
+    salt: str = ""  # requests with different salts never share KV
+
+
+class Abort(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """Forget the request, whatever its state; unknown ids are ignored. No answer follows."""
+
+    request_id: str
+
+
+class Call(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """Administration: answered by the Reply of the same `call_id`."""
+
+    call_id: int
+    method: str
+    args: dict[str, Any] = {}
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """`token_ids[0]` is the token itself, then the likeliest alternatives."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class Loading(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """The engine is starting: `done` of `total` weights are read."""
+
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """The engine takes requests."""
+
+    max_model_len: int  # tokens, prompt and output together
+    num_pages: int
+    page_size: int
+    vocab_size: int
+    dtype: str  # storage of the weights, e.g. "float16"
+    device: str  # e.g. "cpu (2 threads, compiled kernels)"
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Tokens(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """New tokens of a request, in order."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None  # one per token, if asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 … n-1, with the first Tokens, if asked for
+    cached_tokens: int = 0  # prompt tokens whose KV was found in the cache at first admission
+
+
+class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """The request ended by itself; follows its last Tokens."""
+
+    request_id: str
+    reason: str  # "stop" or "length"
+    stop_token_id: int | None = None  # the end-of-text or stop id that ended it (its last token)
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Failed(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """The request was refused or could not go on; `status`, `type`, `code` and `param` as in errors.RequestError."""
+
+    request_id: str
+    message: str
+    status: int = 500
+    type: str = "server_error"
+    code: str | None = "internal_error"
+    param: str | None = None
+
+
+class Reply(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
+    """Answer to a Call: `result`, or `error` as a sentence."""
+
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+ToEngine = Generate | Abort | Call
+FromEngine = Loading | Ready | Tokens | Finished | Failed | Reply
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(list[ToEngine])
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def encode(messages: list[ToEngine] | list[FromEngine]) -> bytes:
+    """One frame of messages."""
+    return _encoder.encode(messages)
+
+
+def decode_to_engine(frame: bytes) -> list[ToEngine]:
+    """Raises msgspec.ValidationError for anything that is not a frame of messages to the engine."""
+    return _to_engine.decode(frame)
+
+
+def decode_from_engine(frame: bytes) -> list[FromEngine]:
+    """Raises msgspec.ValidationError for anything that is not a frame of messages from the engine."""
+    return _from_engine.decode(frame)

@@ -1,0 +1,126 @@
+"""How the next token is chosen, and when a request ends: one frozen struct, checked when it is made."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from trunkline.errors import InvalidParameter
+
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIAS = 1024
+INT32_MAX = 2**31 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling and stopping, as in the OpenAI API and vLLM.
+
+    SamplingParams(temperature=0, max_tokens=64)              # greedy
+    SamplingParams(temperature=0.8, top_p=0.95, seed=7)       # same seed, same text, whatever the batch
+    SamplingParams(stop=("\\n\\n",), stop_token_ids=(2,))     # either ends the text
+    SamplingParams(logprobs=5)                                # 5 alternatives beside each token
+    SamplingParams(max_tokens=16, ignore_eos=True)            # exactly 16 tokens
+
+    Raises InvalidParameter, naming the parameter, for a value out of range.
+    """
+
+    n: int = 1  # independent continuations of the prompt
+    max_tokens: int | None = None  # None: until the model's context is full
+    min_tokens: int = 0  # end-of-text and stop ids are impossible before this many
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 or -1: no limit
+    top_p: float = 1.0  # nucleus: the smallest set of tokens whose probability reaches top_p
+    min_p: float = 0.0  # drop tokens less likely than min_p times the likeliest
+    presence_penalty: float = 0.0  # subtracted once from every token already generated
+    frequency_penalty: float = 0.0  # subtracted once per occurrence
+    repetition_penalty: float = 1.0  # divides (or multiplies, if negative) logits of tokens in prompt or output
+    logit_bias: Mapping[int, float] = {}  # token id -> added to its logit
+    seed: int | None = None  # any 64-bit integer; choice i of n uses seed + i; None: a fresh one
+    logprobs: int | None = None  # alternatives reported beside each chosen token; 0: only the chosen one
+    prompt_logprobs: int | None = None  # the same for the prompt's own tokens
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, INT32_MAX)
+        _integer("min_tokens", self.min_tokens, 0, INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter.of("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        _number("temperature", self.temperature, 0, 2)
+        _integer("top_k", self.top_k, -1, INT32_MAX)
+        _number("top_p", self.top_p, 0, 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+        for param in ("logprobs", "prompt_logprobs"):
+            if getattr(self, param) is not None:
+                _integer(param, getattr(self, param), 0, MAX_LOGPROBS)
+        self._check_logit_bias()
+        self._check_stops()
+        for param in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, param), bool):
+                raise InvalidParameter.of(param, getattr(self, param), "true or false")
+
+    def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidParameter.of("logit_bias", self.logit_bias, "an object of token ids to numbers")
+        if len(self.logit_bias) > MAX_LOGIT_BIAS:
+            raise InvalidParameter.of("logit_bias", f"{len(self.logit_bias)} entries", f"at most {MAX_LOGIT_BIAS}")
+        for token_id, bias in self.logit_bias.items():
+            _integer("logit_bias", token_id, 0, INT32_MAX)
+            _number("logit_bias", bias, -100, 100)
+
+    def _check_stops(self) -> None:
+        if not isinstance(self.stop, tuple):
+            raise InvalidParameter.of("stop", self.stop, "a tuple of strings")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter.of("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        for stop in self.stop:
+            if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+                raise InvalidParameter.of("stop", stop, f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
+        if not isinstance(self.stop_token_ids, tuple):
+            raise InvalidParameter.of("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidParameter.of(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
+            )
+        for token_id in self.stop_token_ids:
+            _integer("stop_token_ids", token_id, 0, INT32_MAX)
+
+    @property
+    def greedy(self) -> bool:
+        """True if the likeliest token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def penalizes(self) -> bool:
+        """True if the choice depends on which tokens came before."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+def _integer(param: str, seen: Any, low: int, high: int) -> None:
+    if isinstance(seen, bool) or not isinstance(seen, int) or not low <= seen <= high:
+        raise InvalidParameter.of(param, seen, f"an integer from {low} to {high}")
+
+
+def _number(param: str, seen: Any, low: float, high: float) -> None:
+    if (
+        isinstance(seen, bool)
+        or not isinstance(seen, int | float)
+        or not math.isfinite(seen)
+        or not low <= seen <= high
+    ):
+        raise InvalidParameter.of(param, seen, f"a number from {low:g} to {high:g}")

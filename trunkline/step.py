@@ -1,0 +1,134 @@
+"""The step interface: what the scheduler asks of a worker, and what comes back.
+
+    handle = worker.submit(plan)     # returns at once
+    result = worker.wait(handle)     # StepResult of that plan
+
+One step may be in flight while the next is planned (`Worker.depth` = 1). A token that the step in flight is still choosing
+is named in the next plan by the logits row that chooses it: `-1 - row`.
+
+Letters: T token rows of the step, R requests in it, P page slots of the longest request, L rows whose logits are wanted.
+Neither side knows text.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trunkline.sampling import SamplingParams
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogitsRow:
+    """One row of logits that is wanted, and what to do with it.
+
+    request   index of the request in the plan, 0 … R-1
+    at        token row of the step whose hidden state gives the logits, 0 … T-1
+    position  absolute position of the token these logits predict; with `seed` it keys the sampling noise
+    sampling  how to choose that token; None: nothing is chosen, only `target` is scored (prompt logprobs)
+    seed      64-bit; the request's own, never None
+    target    for a prompt's own token: the token id that follows, whose logprob is wanted; -1: none
+    logprobs  number of alternatives to report; None: report nothing
+    prompt    prompt token ids, output: generated ids so far; given only if `sampling.penalizes`. An output id may be
+              `-1 - row` of the step in flight
+    banned    token ids that must not be chosen (end-of-text before min_tokens)
+    """
+
+    request: int
+    at: int
+    position: int
+    sampling: SamplingParams | None
+    seed: int = 0
+    target: int = -1
+    logprobs: int | None = None
+    prompt: Int32 | None = None
+    output: Int32 | None = None
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All that one step needs. Example: request 0 decodes at position 33, request 1 reads a chunk of 3 after 16 cached.
+
+    step          7
+    token_ids     int32 [T]    [812, 5, 6, 7]      -1-r: the token that logits row r of the step in flight chooses
+    positions     int32 [T]    [33, 16, 17, 18]
+    query_start   int32 [R+1]  [0, 1, 4]           rows query_start[r]:query_start[r+1] belong to request r
+    context_len   int32 [R]    [34, 19]            tokens in the cache once this step's rows are written
+    page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   token at position p lies in page_table[r, p // page_size]; 0 pads
+    rows          L LogitsRow  the rows whose logits are wanted, in the order of `at`
+    """
+
+    step: int
+    token_ids: Int32
+    positions: Int32
+    query_start: Int32
+    context_len: Int32
+    page_table: Int32
+    rows: tuple[LogitsRow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.context_len)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowLogprobs:
+    """Log-probabilities of one row, of the model's own distribution (before temperature, penalties and bias).
+
+    token_ids  int32 [1+k]    the chosen (or target) token, then the k likeliest, likeliest first
+    logprobs   float32 [1+k]  natural logarithms, finite
+    rank       rank of the chosen token in the vocabulary, 1 is the likeliest
+    """
+
+    token_ids: Int32
+    logprobs: Float32
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What a step produced.
+
+    token_ids  int32 [L]  the token each row of the plan chose; -1 where none was asked for, or the row failed
+    logprobs   one entry per row; None where none was asked for
+    failed     row -> why, e.g. its logits held a NaN. Such a request fails alone; its pages are never published
+    """
+
+    step: int
+    token_ids: Int32
+    logprobs: tuple[RowLogprobs | None, ...]
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Worker(Protocol):
+    """Runs plans, in the order in which they are submitted.
+
+    num_pages      pages of KV storage; page ids are 0 … num_pages-1
+    page_size      tokens per page
+    depth          steps that may be in flight while another is planned: 0 or 1
+    """
+
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+
+    def submit(self, plan: Plan) -> Any:
+        """Start a step; at most `depth + 1` may be unfinished."""
+
+    def wait(self, handle: Any) -> StepResult:
+        """Block until the step is done. An exception here means that the worker is lost."""
+
+    def close(self) -> None:
+        """Free the device. Idempotent."""

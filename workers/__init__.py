@@ -1,0 +1,1 @@
+"""What runs on one device: model runner, KV storage, sampler."""

@@ -1,0 +1,236 @@
+"""The engine process: `python -m trunkline.scheduler.process`, started by the API process or by AsyncLLM.
+
+    stdin    one line of JSON, {"config": EngineConfig, "socket": "ipc://…"}; then kept open: its end means that the parent is gone
+    socket   a zmq ROUTER bound here, in the parent's 0700 folder; frames are lists of messages (trunkline/messages.py)
+    stderr   log lines; if the engine cannot start, one sentence
+    exit     0 asked to stop, 1 cannot start, 2 the worker was lost
+
+A client says Call(0, "hello"); it is told Loading while weights are read, and Ready when requests are taken.
+"""
+
+import gc
+import logging
+import os
+import sys
+import time
+
+import msgspec
+import zmq
+
+from trunkline.config import EngineConfig
+from trunkline.errors import StartupError
+from trunkline.messages import (
+    Call,
+    Failed,
+    Finished,
+    FromEngine,
+    Generate,
+    Loading,
+    Ready,
+    Reply,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from trunkline.scheduler.engine import Engine
+
+logger = logging.getLogger("trunkline.engine")
+
+STDIN = 0
+
+
+class Startup(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent writes to stdin."""
+
+    config: EngineConfig
+    socket: str
+
+
+class Mailbox:
+    """The socket side: who sent what, and who is told what."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context(io_threads=1)
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # a slow reader is the client's to bound; the engine never blocks on one
+        self.socket.bind(address)
+        self.poller = zmq.Poller()
+        self.poller.register(self.socket, zmq.POLLIN)
+        self.poller.register(STDIN, zmq.POLLIN)
+        self.parent_gone = False
+        self.clients: list[bytes] = []
+        self.owner: dict[str, bytes] = {}  # request id -> client
+
+    def receive(self, *, block: bool) -> list[tuple[bytes, ToEngine]]:
+        """All messages that have arrived; waits for the first if `block`. A frame that cannot be read is logged and dropped."""
+        received: list[tuple[bytes, ToEngine]] = []
+        events = dict(self.poller.poll(None if block else 0))
+        if STDIN in events and not os.read(STDIN, 4096):
+            self.parent_gone = True
+        if self.socket in events:
+            while True:
+                try:
+                    client, frame = self.socket.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                try:
+                    received += [(client, message) for message in decode_to_engine(frame)]
+                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                    logger.error("A frame of %d bytes is not a list of messages and is dropped: %s", len(frame), error)
+        return received
+
+    def send(self, client: bytes, messages: list[FromEngine]) -> None:
+        if messages:
+            self.socket.send_multipart([client, encode(messages)])
+
+    def deliver(self, messages: list[FromEngine]) -> None:
+        """Send each message about a request to the client that asked for it, one frame per client."""
+        frames: dict[bytes, list[FromEngine]] = {}
+        for message in messages:
+            assert not isinstance(message, Loading | Ready | Reply)
+            if client := self.owner.get(message.request_id):
+                frames.setdefault(client, []).append(message)
+            if isinstance(message, Finished | Failed):  # the last word about it
+                self.owner.pop(message.request_id, None)
+        for client, batch in frames.items():
+            self.send(client, batch)
+
+    def close(self) -> None:
+        self.socket.close(linger=1000)
+        self.context.term()
+
+
+class EngineProcess:
+    """Load, then serve until the parent goes away."""
+
+    def __init__(self, startup: Startup) -> None:
+        self.config = startup.config
+        self.mailbox = Mailbox(startup.socket)
+        self.early: list[tuple[bytes, ToEngine]] = []  # came while loading
+        self.loading = Loading(done=0, total=1)
+
+    def run(self) -> int:
+        engine, ready = self._load()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections need not look at it
+        for client in self.mailbox.clients:
+            self.mailbox.send(client, [ready])
+        status = StatusLine(engine, self.config.log_stats_seconds)
+        received, self.early = self.early, []
+        while not self.mailbox.parent_gone:
+            for client, message in received:
+                self._take(engine, ready, client, message)
+            self.mailbox.deliver(engine.step())
+            status.update()
+            received = self.mailbox.receive(block=not engine.has_work)
+        engine.worker.close()
+        self.mailbox.close()
+        return 0
+
+    def _load(self) -> tuple[Engine, Ready]:
+        # Imports torch: late, so that the socket is bound before.
+        from trunkline.workers.worker import load_worker
+
+        worker, config = load_worker(self.config, self._on_progress), self.config.scheduler
+        engine = Engine(
+            self.config,
+            worker,
+            eos_token_ids=worker.eos_token_ids,
+            max_model_len=worker.max_model_len,
+            vocab_size=worker.vocab_size,
+        )
+        ready = Ready(
+            max_model_len=worker.max_model_len,
+            num_pages=worker.num_pages,
+            page_size=worker.page_size,
+            vocab_size=worker.vocab_size,
+            dtype=worker.dtype,
+            device=worker.device,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        return engine, ready
+
+    def _on_progress(self, done: int, total: int) -> None:
+        self.loading = Loading(done=done, total=total)
+        for client, message in self.mailbox.receive(block=False):
+            if isinstance(message, Call) and message.method == "hello":
+                self.mailbox.clients.append(client)
+            else:
+                self.early.append((client, message))
+        for client in self.mailbox.clients:
+            self.mailbox.send(client, [self.loading])
+        if self.mailbox.parent_gone:
+            sys.exit(0)
+
+    def _take(self, engine: Engine, ready: Ready, client: bytes, message: ToEngine) -> None:
+        if isinstance(message, Call) and message.method == "hello":
+            self.mailbox.send(client, [ready])
+            return
+        if isinstance(message, Generate):
+            if message.request_id in self.mailbox.owner:  # not the owner's to lose: answer without touching the first
+                text = f"A request with id {message.request_id!r} is running; ids must be unique."
+                self.mailbox.send(client, [Failed(request_id=message.request_id, message=text, status=400)])
+                return
+            self.mailbox.owner[message.request_id] = client
+        answers = engine.handle(message)
+        if isinstance(message, Call):
+            self.mailbox.send(client, answers)
+        else:
+            self.mailbox.deliver(answers)
+            if not isinstance(message, Generate):
+                self.mailbox.owner.pop(message.request_id, None)
+
+
+class StatusLine:
+    """One line in the log every so many seconds while busy."""
+
+    def __init__(self, engine: Engine, seconds: float) -> None:
+        self.engine = engine
+        self.seconds = seconds
+        self.before = engine.stats()
+        self.at = time.monotonic()
+
+    def update(self) -> None:
+        now = time.monotonic()
+        elapsed = now - self.at
+        if not self.seconds or elapsed < self.seconds:
+            return
+        stats, before = self.engine.stats(), self.before
+        self.before, self.at = stats, now
+
+        def grown(name: str) -> float:
+            return float(stats[name] - before[name])
+
+        if not (grown("prompt_tokens_computed_total") or grown("generation_tokens_total")):
+            return
+        queries = grown("prefix_cache_queries_total")
+        logger.info(
+            "Running: %d reqs, Waiting: %d reqs, prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
+            "KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%",
+            stats["running"],
+            stats["waiting"],
+            grown("prompt_tokens_computed_total") / elapsed,
+            grown("generation_tokens_total") / elapsed,
+            100 * stats["kv_cache_usage"],
+            100 * grown("prefix_cache_hits_total") / queries if queries else 0.0,
+        )
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [engine] %(message)s", datefmt="%H:%M:%S")
+    startup = msgspec.json.decode(sys.stdin.buffer.readline(), type=Startup)
+    try:
+        return EngineProcess(startup).run()
+    except StartupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    except Exception:
+        logger.exception("The engine cannot go on.")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

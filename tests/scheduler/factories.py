@@ -1,0 +1,129 @@
+"""Small engines around the stub worker, and drivers for them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from tests.stub import VOCAB_SIZE, StubWorker
+from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
+from trunkline.sampling import SamplingParams
+from trunkline.scheduler.engine import Engine
+from trunkline.step import Plan
+
+EOS = 0
+
+
+class Clock:
+    """Seconds, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_engine(
+    *,
+    num_pages: int = 64,
+    page_size: int = 4,
+    depth: int = 0,
+    max_model_len: int = 4096,
+    caching: bool = True,
+    clock: Clock | None = None,
+    poison_token: int | None = None,
+    **scheduler: Any,
+) -> Engine:
+    """An engine over a StubWorker; `scheduler` are SchedulerConfig's fields."""
+    config = EngineConfig(
+        model=ModelSource(path="stub"),
+        cache=CacheConfig(block_size=page_size, enable_prefix_caching=caching),
+        scheduler=SchedulerConfig(**scheduler),
+    )
+    worker = StubWorker(num_pages=num_pages, page_size=page_size, depth=depth, poison_token=poison_token)
+    return Engine(
+        config,
+        worker,
+        eos_token_ids=(EOS,),
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        clock=clock or Clock(),
+    )
+
+
+def plans(engine: Engine) -> list[Plan]:
+    """Every plan the engine's stub worker was given."""
+    assert isinstance(engine.worker, StubWorker)
+    return engine.worker.plans
+
+
+def generate(request_id: str, prompt: Iterable[int], *, salt: str = "", priority: int = 0, **sampling: Any) -> Generate:
+    """A greedy request of 8 tokens that ignores end-of-text, unless `sampling` says otherwise."""
+    fields = {"temperature": 0, "max_tokens": 8, "seed": 0, "ignore_eos": True} | sampling
+    return Generate(
+        request_id=request_id,
+        prompt=np.array(list(prompt), "<i4").tobytes(),
+        sampling=SamplingParams(**fields),
+        salt=salt,
+        priority=priority,
+    )
+
+
+class Outcome:
+    """All that was said about one request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.messages: list[FromEngine] = []
+        self.finished: Finished | None = None
+        self.failed: Failed | None = None
+        self.cached_tokens = 0
+
+    def add(self, message: FromEngine) -> None:
+        assert self.finished is None and self.failed is None, f"{message} after the last word"
+        self.messages.append(message)
+        if isinstance(message, Tokens):
+            self.tokens += message.token_ids
+            self.cached_tokens = message.cached_tokens
+        elif isinstance(message, Finished):
+            self.finished = message
+        elif isinstance(message, Failed):
+            self.failed = message
+
+
+class Driver:
+    """Feeds an engine and sorts what it says by request; audits everything after every step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.outcomes: dict[str, Outcome] = {}
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            self._sort(self.engine.handle(message))
+
+    def step(self) -> None:
+        self._sort(self.engine.step())
+        self.engine.scheduler.check()
+
+    def drain(self, max_steps: int = 5000) -> dict[str, Outcome]:
+        """Step until nothing is left."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return self.outcomes
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps: {self.engine.stats()}")
+
+    def _sort(self, messages: list[FromEngine]) -> None:
+        for message in messages:
+            assert isinstance(message, Tokens | Finished | Failed)
+            self.outcomes.setdefault(message.request_id, Outcome()).add(message)
+
+
+def run(engine: Engine, *messages: Any) -> dict[str, Outcome]:
+    """Send, then step until idle."""
+    driver = Driver(engine)
+    driver.send(*messages)
+    return driver.drain()

@@ -1,0 +1,76 @@
+"""The arrays of a step, for hand-made requests."""
+
+import numpy as np
+import pytest
+
+from trunkline.radix.cache import PrefixCache
+from trunkline.sampling import SamplingParams
+from trunkline.scheduler.planner import PlanBuilder
+from trunkline.scheduler.request import Request
+
+
+@pytest.fixture
+def cache() -> PrefixCache:
+    return PrefixCache(num_pages=16, page_size=4)
+
+
+def running(cache: PrefixCache, tokens: list[int], *, num_prompt: int | None = None, **sampling: object) -> Request:
+    """A request that holds pages for its tokens and one more."""
+    num_prompt = num_prompt or len(tokens)
+    request = Request(
+        "r",
+        prompt=np.array(tokens[:num_prompt], "<i4").tobytes(),
+        sampling=SamplingParams(**({"seed": 5} | sampling)),  # type: ignore[arg-type]
+        arrival=0.0,
+        order=0,
+    )
+    for token in tokens[num_prompt:]:
+        request.append(token)
+    match = cache.match("namespace", bytes(request.tokens), request.num_tokens)
+    request.lease = cache.admit(match, len(tokens) // 4 + 1)
+    return request
+
+
+def test_a_prompt_chunk_and_a_generating_request(cache: PrefixCache) -> None:
+    generating, reading = running(cache, [1, 2, 3, 4, 5], num_prompt=4), running(cache, list(range(10, 20)))
+    generating.num_planned = 4
+    builder = PlanBuilder(7, frozenset({0}))
+    pieces = [builder.add(generating, 1), builder.add(reading, 3)]
+    plan = builder.build(4)
+    assert plan.step == 7
+    assert plan.token_ids.tolist() == [5, 10, 11, 12]
+    assert plan.positions.tolist() == [4, 0, 1, 2]
+    assert plan.query_start.tolist() == [0, 1, 4]
+    assert plan.context_len.tolist() == [5, 3]
+    assert plan.page_table.tolist() == [[0, 1], [2, 0]]
+    assert [piece.row for piece in pieces] == [0, None]
+    (row,) = plan.rows
+    assert (row.request, row.at, row.position, row.seed, row.banned) == (0, 0, 5, 5, ())
+    for array in (plan.token_ids, plan.positions, plan.query_start, plan.context_len, plan.page_table):
+        assert array.dtype == np.int32
+
+
+def test_a_token_in_flight_is_named_by_its_row(cache: PrefixCache) -> None:
+    request = running(cache, [1, 2, 3, 9], num_prompt=3, presence_penalty=1.0)
+    request.num_planned, request.num_in_flight, request.row_in_flight = 4, 1, 6
+    builder = PlanBuilder(2, frozenset())
+    builder.add(request, 1)
+    plan = builder.build(4)
+    assert plan.token_ids.tolist() == [-7]
+    (row,) = plan.rows
+    assert row.prompt is not None and row.prompt.tolist() == [1, 2, 3]
+    assert row.output is not None and row.output.tolist() == [9, -7]
+    assert row.position == 5
+
+
+def test_prompt_logprobs_want_a_row_for_every_prompt_token_but_the_first(cache: PrefixCache) -> None:
+    request = running(cache, [11, 12, 13, 14], prompt_logprobs=2)
+    builder = PlanBuilder(1, frozenset())
+    first = builder.add(request, 2)
+    request.num_planned = 2
+    request.prompt_logprobs = [None, None]  # type: ignore[list-item]  # those of the first chunk have come
+    last = builder.add(request, 2)
+    assert (first.prompt_rows, first.row) == (range(2), None)
+    assert (last.prompt_rows, last.row) == (range(2, 3), 3)
+    rows = builder.build(4).rows
+    assert [(row.at, row.target, row.logprobs) for row in rows] == [(0, 12, 2), (1, 13, 2), (2, 14, 2), (3, -1, None)]

@@ -1,0 +1,168 @@
+"""What the scheduler decides: who is preempted, who waits, how a budget is spent."""
+
+from tests.scheduler.factories import Clock, Driver, generate, make_engine, plans, run
+from tests.stub import continuation
+from trunkline.messages import Abort
+from trunkline.scheduler.request import State
+
+
+def running(driver: Driver) -> list[str]:
+    return [request.request_id for request in driver.engine.scheduler.running]
+
+
+def planned(driver: Driver, step: int = -1) -> list[int]:
+    """Tokens per request of a plan."""
+    plan = plans(driver.engine)[step]
+    return (plan.query_start[1:] - plan.query_start[:-1]).tolist()
+
+
+def test_running_requests_get_their_token_before_prompts_get_the_rest() -> None:
+    driver = Driver(make_engine(max_num_batched_tokens=10))
+    driver.send(generate("a", [1, 2, 3]), generate("b", [4, 5]))
+    driver.step()
+    assert planned(driver) == [3, 2]
+    driver.send(generate("long", range(1, 40)))
+    driver.step()
+    assert planned(driver) == [1, 1, 8]
+    driver.step()
+    assert planned(driver) == [1, 1, 8]
+    assert driver.drain()["long"].tokens == continuation(list(range(1, 40)), 8)
+
+
+def test_the_latest_arrival_is_preempted_first_and_resumes() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4, policy="fcfs"))
+    for name in "abc":
+        driver.send(generate(name, [ord(name) % 50] * 8, max_tokens=20))
+    preempted: list[str] = []
+    before = {name: 0 for name in "abc"}
+    while driver.engine.has_work:
+        driver.step()
+        for request in driver.engine.scheduler.requests.values():
+            if request.num_preemptions > before[request.request_id]:
+                before[request.request_id] = request.num_preemptions
+                preempted.append(request.request_id)
+    assert preempted[:2] == ["c", "b"]
+    assert "a" not in preempted
+    for name in "abc":
+        assert driver.outcomes[name].tokens == continuation([ord(name) % 50] * 8, 20)
+
+
+def test_the_lowest_priority_is_preempted_before_a_later_arrival() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4, policy="priority"))
+    driver.send(generate("low", [1] * 8, max_tokens=20, priority=5), generate("a", [2] * 8, max_tokens=20))
+    driver.send(generate("b", [3] * 8, max_tokens=20))
+    while driver.engine.stats()["num_preemptions_total"] == 0:
+        driver.step()
+    states = {r.request_id: r.state for r in driver.engine.scheduler.requests.values()}
+    assert states == {"low": State.WAITING, "a": State.RUNNING, "b": State.RUNNING}
+    driver.drain()
+
+
+def test_preempted_request_finds_its_own_pages_again() -> None:
+    driver = Driver(make_engine(num_pages=16, page_size=4))
+    driver.send(generate("a", [1] * 8, max_tokens=40), generate("b", [2] * 9, max_tokens=30))
+    while driver.engine.stats()["num_preemptions_total"] == 0:
+        driver.step()
+    hits = driver.engine.scheduler.counters.prefix_cache_hits
+    driver.drain()
+    assert driver.engine.scheduler.counters.prefix_cache_hits > hits
+    assert driver.outcomes["b"].cached_tokens == 0  # of its first admission
+
+
+def test_a_request_alone_may_fill_the_pool() -> None:
+    outcome = run(make_engine(num_pages=4, page_size=4), generate("r", [1, 2, 3], max_tokens=100))["r"]
+    assert outcome.tokens == continuation([1, 2, 3], 13)
+    assert outcome.finished is not None and outcome.finished.reason == "length"
+
+
+def test_head_that_does_not_fit_waits_and_nobody_passes_it() -> None:
+    driver = Driver(make_engine(num_pages=8, page_size=4, policy="fcfs"))
+    driver.send(generate("a", [1] * 15, max_tokens=4))
+    driver.step()
+    driver.send(generate("large", [2] * 20), generate("small", [3]))
+    driver.step()
+    assert running(driver) == ["a"]
+    driver.drain()
+    assert driver.outcomes["large"].tokens == continuation([2] * 20, 8)
+
+
+def test_aborts_in_every_state_leave_nothing() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4, depth=1, max_num_batched_tokens=6))
+    driver.send(Abort(request_id="never seen"))
+    driver.send(generate("queued", [1] * 9))
+    driver.send(Abort(request_id="queued"))
+    driver.send(generate("chunked", [2] * 20))
+    driver.step()
+    driver.send(Abort(request_id="chunked"), Abort(request_id="chunked"))
+    driver.send(generate("running", [3] * 4, max_tokens=20))
+    for _ in range(4):
+        driver.step()
+    driver.send(Abort(request_id="running"))
+    driver.drain()
+    driver.send(Abort(request_id="running"))
+    assert driver.engine.stats()["pages"]["lease"] == 0
+    assert run(driver.engine, generate("next", [3] * 4))["next"].tokens == continuation([3] * 4, 8)
+
+
+def test_abort_of_a_preempted_request() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4))
+    driver.send(*(generate(name, [i] * 8, max_tokens=20) for i, name in enumerate("abc", 1)))
+    while driver.engine.stats()["num_preemptions_total"] == 0:
+        driver.step()
+    (victim,) = driver.engine.scheduler.waiting
+    driver.send(Abort(request_id=victim.request_id))
+    driver.engine.scheduler.check()
+    driver.drain()
+    assert driver.engine.stats()["running"] == 0
+
+
+def test_max_num_seqs_bounds_the_batch() -> None:
+    driver = Driver(make_engine(max_num_seqs=2))
+    driver.send(*(generate(f"r{i}", [i + 1]) for i in range(5)))
+    driver.step()
+    assert running(driver) == ["r0", "r1"]
+    assert len(driver.drain()) == 5
+
+
+def test_window_admits_short_work_first_but_is_bounded() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock, policy="window", max_num_seqs=1, window_seconds=20.0, window_gamma=50.0)
+    engine.scheduler.order.seconds_per_token = 0.01
+    driver = Driver(engine)
+    driver.send(generate("first", [1], max_tokens=3))
+    driver.step()
+    driver.send(generate("long", [2] * 100))  # key 0 + min(20, 50 · 1 s) = 20
+    clock.now = 5.0
+    driver.send(generate("short", [3] * 10))  # key 5 + 50 · 0.1 = 10
+    clock.now = 21.0
+    driver.send(generate("late", [4]))  # key 21 + 0.5: more than W after "long"
+    order = []
+    while engine.has_work:
+        order += [name for name in running(driver) if name not in order]
+        driver.step()
+    assert order == ["first", "short", "long", "late"]
+
+
+def test_lpm_admits_the_longest_match_first() -> None:
+    driver = Driver(make_engine(policy="lpm", max_num_seqs=1))
+    run(driver.engine, generate("seed", range(1, 30)))
+    driver.send(generate("busy", [90], max_tokens=3))
+    driver.step()
+    driver.send(generate("cold", [40] * 20), generate("half", [*range(1, 10), 50]), generate("warm", range(1, 29)))
+    order = []
+    while driver.engine.has_work:
+        order += [name for name in running(driver) if name not in order]
+        driver.step()
+    assert order == ["busy", "warm", "half", "cold"]
+
+
+def test_steps_in_flight_never_exceed_the_workers_depth() -> None:
+    engine = make_engine(depth=1)
+    driver = Driver(engine)
+    driver.send(generate("r", [1, 2, 3], max_tokens=5))
+    driver.step()
+    assert driver.outcomes == {} and len(plans(engine)) == 1
+    driver.step()  # the second step is planned before the first is known
+    assert plans(engine)[1].token_ids.tolist() == [-1]
+    assert driver.outcomes["r"].tokens == continuation([1, 2, 3], 1)
+    assert driver.drain()["r"].tokens == continuation([1, 2, 3], 5)

@@ -1,0 +1,120 @@
+"""The one stub worker: everything around the model is tested and measured with it.
+
+Its KV storage holds, per page slot, the token that was written there. The next token is a hash of all tokens that it reads through
+the page table, so a stale, freed or foreign page shows at once as a wrong token: compare with `continuation`.
+"""
+
+import hashlib
+import time
+from collections import deque
+
+import numpy as np
+
+from trunkline.step import Plan, RowLogprobs, StepResult
+
+UNWRITTEN = -1
+VOCAB_SIZE = 97
+
+
+def next_token(tokens: list[int] | np.ndarray, vocab_size: int = VOCAB_SIZE) -> int:
+    """The token that follows `tokens`."""
+    digest = hashlib.blake2b(np.asarray(tokens, "<i4").tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % vocab_size
+
+
+def continuation(
+    prompt: list[int], max_tokens: int, *, eos_token_id: int | None = None, vocab_size: int = VOCAB_SIZE
+) -> list[int]:
+    """What the stub generates after `prompt`, alone, without pages."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens, vocab_size))
+        if tokens[-1] == eos_token_id:
+            break
+    return tokens[len(prompt) :]
+
+
+class StubWorker:
+    """A worker without a model.
+
+    step_seconds   what a step takes
+    depth          steps in flight while another is planned
+    poison_token   a row that reads this token fails, as NaN logits would
+    plans          every plan it was given
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        depth: int = 0,
+        step_seconds: float = 0.0,
+        vocab_size: int = VOCAB_SIZE,
+        poison_token: int | None = None,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.depth = depth
+        self.step_seconds = step_seconds
+        self.vocab_size = vocab_size
+        self.poison_token = poison_token
+        self.storage = np.full((num_pages, page_size), UNWRITTEN, dtype=np.int32)
+        self.plans: list[Plan] = []
+        self._in_flight: deque[Plan] = deque()
+        self._previous: StepResult | None = None
+
+    def submit(self, plan: Plan) -> int:
+        assert len(self._in_flight) <= self.depth, "too many steps in flight"
+        self.plans.append(plan)
+        self._in_flight.append(plan)
+        return plan.step
+
+    def wait(self, handle: int) -> StepResult:
+        plan = self._in_flight.popleft()
+        assert plan.step == handle, "steps are waited for in order"
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        self._previous = self._run(plan)
+        return self._previous
+
+    def close(self) -> None:
+        self._in_flight.clear()
+
+    def _run(self, plan: Plan) -> StepResult:
+        token_ids = [self._resolve(int(token)) for token in plan.token_ids]
+        owner = np.repeat(np.arange(plan.num_requests), np.diff(plan.query_start))
+        slots = [
+            (plan.page_table[r, p // self.page_size], p % self.page_size)
+            for r, p in zip(owner, plan.positions, strict=True)
+        ]
+        for slot, token in zip(slots, token_ids, strict=True):
+            self.storage[slot] = token
+        chosen = np.full(len(plan.rows), -1, dtype=np.int32)
+        logprobs: list[RowLogprobs | None] = []
+        failed: dict[int, str] = {}
+        for i, row in enumerate(plan.rows):
+            num_read = int(plan.positions[row.at]) + 1
+            pages = plan.page_table[row.request, : -(-num_read // self.page_size)]
+            read = self.storage[pages].reshape(-1)[:num_read]
+            assert UNWRITTEN not in read, f"step {plan.step} reads a slot that was never written"
+            if row.sampling is not None:
+                chosen[i] = next_token(read, self.vocab_size)
+            if self.poison_token is not None and self.poison_token in read:
+                failed[i] = f"Token {self.poison_token} was read."
+            token = row.target if row.sampling is None else int(chosen[i])
+            logprobs.append(None if row.logprobs is None else self._logprobs(token, row.logprobs))
+        return StepResult(step=plan.step, token_ids=chosen, logprobs=tuple(logprobs), failed=failed)
+
+    def _resolve(self, token: int) -> int:
+        """The token a row of the step before chose, if `token` names one."""
+        if token >= 0:
+            return token
+        assert self._previous is not None
+        return int(self._previous.token_ids[-1 - token])
+
+    def _logprobs(self, token: int, num_alternatives: int) -> RowLogprobs:
+        ids = [token, *range(num_alternatives)]
+        return RowLogprobs(
+            token_ids=np.array(ids, dtype=np.int32), logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32), rank=1
+        )

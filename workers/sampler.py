@@ -1,0 +1,227 @@
+"""From logits to tokens: penalties, bias, filters, the choice itself, and the log-probabilities reported beside it.
+
+    penalties → logit_bias → banned ids → temperature → min_p → top_k → top_p → argmax of logits + temperature × noise
+
+Rows are worked on one at a time, so a row's result can't depend on its neighbours, bit for bit. Noise is a function of
+(seed, position, token id): see workers/noise.py. Log-probabilities are of the model's own distribution, before all of that.
+
+Letters: L rows, V vocabulary. Token ids only: no text, no pages, no model here.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trunkline.errors import GenerationFailed
+from trunkline.sampling import SamplingParams
+from trunkline.step import Float32, Int32, LogitsRow, RowLogprobs
+from trunkline.workers.noise import GUMBEL_SPAN, gumbel, gumbel_of_all
+
+MIN_LOGPROB = -9999.0  # what JSON clients see for log(0), as from OpenAI
+
+Indices = npt.NDArray[np.intp]
+Float64 = npt.NDArray[np.float64]
+
+
+class Samples(NamedTuple):
+    """token_ids, logprobs and failed as in StepResult."""
+
+    token_ids: Int32
+    logprobs: tuple[RowLogprobs | None, ...]
+    failed: dict[int, str]
+
+
+def sample(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> Samples:
+    """Choose one token for each row of logits, float32 [L, V], or score the row's target.
+
+    A row that can't be answered (NaN or infinite logits, every token banned, an id outside the vocabulary) gets token -1
+    and a sentence in `failed`; the other rows are as if it were not there.
+    """
+    assert logits.dtype == torch.float32 and len(logits) == len(rows), (logits.dtype, logits.shape, len(rows))
+    token_ids = np.full(len(rows), -1, dtype=np.int32)
+    logprobs: list[RowLogprobs | None] = [None] * len(rows)
+    failed: dict[int, str] = {}
+    # A tiny temperature overflows to -inf, which is right: that token is never chosen. NaN is looked for explicitly.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for index, (row_logits, row) in enumerate(zip(logits.contiguous().numpy(), rows, strict=True)):
+            try:
+                token_ids[index], logprobs[index] = _sample_row(row_logits, row)
+            except GenerationFailed as failure:
+                failed[index] = failure.message
+    return Samples(token_ids, tuple(logprobs), failed)
+
+
+def _sample_row(logits: Float32, row: LogitsRow) -> tuple[int, RowLogprobs | None]:
+    top = logits.max()  # NaN if any is NaN
+    if not np.isfinite(top):
+        raise GenerationFailed(
+            f"The model's largest logit at position {row.position} is {top}; it must be finite."
+            " The weights or the KV cache hold numbers that the model's dtype can't represent: try --dtype float32."
+        )
+    token_id = -1
+    scored = row.target
+    if row.sampling is not None:
+        scored = token_id = _choose(_adjust(logits, row, row.sampling), row, row.sampling)
+    if row.logprobs is None or scored < 0:
+        return token_id, None
+    return token_id, _score(logits, scored, row.logprobs)
+
+
+# Adjustments: what makes tokens more or less likely, greedy or not.
+
+
+def _adjust(logits: Float32, row: LogitsRow, sampling: SamplingParams) -> Float32:
+    """Logits after penalties, bias and bans, float32 [V]: a copy, or `logits` itself if there are none."""
+    if not (sampling.penalizes or sampling.logit_bias or row.banned):
+        return logits
+    adjusted = logits.copy()
+    if sampling.penalizes:
+        _penalize(adjusted, row, sampling)
+    if sampling.logit_bias:
+        biased = np.fromiter(sampling.logit_bias, dtype=np.int64)
+        _check_vocabulary(biased, len(logits), "'logit_bias' names")
+        adjusted[biased] += np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
+    # A stop id outside the vocabulary can't be chosen anyway.
+    adjusted[[token_id for token_id in row.banned if token_id < len(logits)]] = -np.inf
+    top = adjusted.max()
+    if not np.isfinite(top):
+        raise GenerationFailed(
+            "No token is left to choose: only ids that 'min_tokens' forbids have any chance. Lower 'min_tokens'."
+            if top == -np.inf
+            else f"With penalties and 'logit_bias' the largest logit is {top}; it must be finite. Use milder ones."
+        )
+    return adjusted
+
+
+def _penalize(adjusted: Float32, row: LogitsRow, sampling: SamplingParams) -> None:
+    """Repetition penalty over prompt and output, then presence and frequency penalties over the output, in place."""
+    assert row.prompt is not None and row.output is not None, "a row that penalizes needs its prompt and output"
+    _check_vocabulary(row.prompt, len(adjusted), "The prompt holds")
+    _check_vocabulary(row.output, len(adjusted), "The output holds")
+    counts = np.bincount(row.output, minlength=len(adjusted))  # int64 [V]
+    if sampling.repetition_penalty != 1:
+        seen = counts > 0
+        seen[row.prompt] = True
+        ids = np.flatnonzero(seen)
+        old = adjusted[ids]
+        adjusted[ids] = np.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
+    ids = np.flatnonzero(counts)
+    adjusted[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts[ids]
+
+
+def _check_vocabulary(token_ids: npt.NDArray[np.integer], vocab_size: int, holder: str) -> None:
+    if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
+        wrong = next(int(token_id) for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise GenerationFailed(f"{holder} token id {wrong}; the model's ids are 0 to {vocab_size - 1}.")
+
+
+# The choice.
+
+
+def _choose(logits: Float32, row: LogitsRow, sampling: SamplingParams) -> int:
+    """The chosen token id: the likeliest (of equals the lowest id), or a draw from the filtered softmax."""
+    if sampling.greedy:
+        return int(logits.argmax())
+    candidates = _filter(logits, sampling)
+    if candidates.ids is None:
+        scores = gumbel_of_all(row.seed, row.position, len(logits))
+    else:
+        scores = gumbel(row.seed, row.position, candidates.ids)
+    scores *= sampling.temperature
+    scores += candidates.logits  # in float64
+    best = int(scores.argmax())
+    return best if candidates.ids is None else int(candidates.ids[best])
+
+
+class _Candidates(NamedTuple):
+    """Tokens that may be chosen, ascending, and their logits; ids None stands for the whole vocabulary, uncopied."""
+
+    ids: Indices | None
+    logits: Float32
+
+    def keep(self, indices: Indices) -> "_Candidates":
+        return _Candidates(indices if self.ids is None else self.ids[indices], self.logits[indices])
+
+
+def _filter(logits: Float32, sampling: SamplingParams) -> _Candidates:
+    """What min_p, then top_k, then top_p leave. Never empty: the likeliest stays.
+
+    As in vLLM, top_p is a share of what the filters before it left. Among equal logits the lowest ids stay, so exactly
+    top_k tokens are left, and the nucleus is the same wherever it is computed.
+    """
+    top = float(logits.max())
+    left = _Candidates(None, logits)
+    if sampling.min_p > 0:
+        left = left.keep(np.flatnonzero(left.logits >= top + sampling.temperature * math.log(sampling.min_p)))
+    if 0 < sampling.top_k < len(left.logits):
+        left = left.keep(_largest(left.logits, _kth_largest(left.logits, sampling.top_k), sampling.top_k))
+    if sampling.top_p < 1:
+        left = left.keep(_nucleus(_weights(left.logits, top, sampling.temperature), sampling.top_p))
+    # Not a filter but a saving: noise lifts no other token to the top. Making all noise beats picking over a quarter.
+    near = left.logits >= top - GUMBEL_SPAN * sampling.temperature
+    if left.ids is not None or 4 * np.count_nonzero(near) < len(logits):
+        left = left.keep(np.flatnonzero(near))
+    return left
+
+
+def _nucleus(weights: Float64, top_p: float) -> Indices:
+    """Indices of the fewest weights, largest first, that sum to `top_p` of the total; at least one.
+
+    Only weights over `floor` need sorting: all those below it together can't make up the `1 - top_p` that may be missing.
+    """
+    total = weights.sum()
+    floor = (1 - top_p) * total / len(weights)
+    descending = np.sort(weights[weights >= floor])[::-1]
+    count = int(np.searchsorted(np.cumsum(descending), top_p * total)) + 1
+    count = min(count, len(descending))  # rounding may leave the sum just short of a top_p near 1
+    return _largest(weights, descending[count - 1], count)
+
+
+def _largest(values: npt.NDArray[np.floating], smallest: float, count: int) -> Indices:
+    """Indices (ascending) of the `count` largest values, the least of which is `smallest`; of equals the first stay."""
+    keep = np.flatnonzero(values >= smallest)
+    excess = len(keep) - count
+    if excess > 0:
+        ties = np.flatnonzero(values[keep] == smallest)
+        keep = np.delete(keep, ties[len(ties) - excess :])
+    return keep
+
+
+def _kth_largest(values: Float32, k: int) -> float:
+    """torch.topk beats numpy.partition three to one here."""
+    return torch.topk(torch.from_numpy(values), k, sorted=False).values.min().item()
+
+
+def _weights(logits: Float32, top: float, temperature: float) -> Float64:
+    """exp((logits - top) / temperature): the softmax before it is divided by its sum."""
+    weights = logits.astype(np.float64)
+    weights -= top
+    weights /= temperature
+    return np.exp(weights, out=weights)
+
+
+# The report.
+
+
+def _score(logits: Float32, token_id: int, num_alternatives: int) -> RowLogprobs:
+    """Log-probability and rank of a token, and of the likeliest tokens: equals are ranked by id."""
+    if token_id >= len(logits):
+        raise GenerationFailed(f"The prompt holds token id {token_id}; the model's ids are 0 to {len(logits) - 1}.")
+    top = float(logits.max())
+    log_total = top + math.log(_weights(logits, top, 1.0).sum())
+    count = min(num_alternatives, len(logits))
+    alternatives = np.empty(0, dtype=np.intp)
+    if count > 0:
+        alternatives = _largest(logits, _kth_largest(logits, count), count)
+        alternatives = alternatives[np.argsort(-logits[alternatives], kind="stable")]
+    ids = np.concatenate(([token_id], alternatives))
+    own = logits[token_id]
+    return RowLogprobs(
+        token_ids=ids.astype(np.int32),
+        logprobs=np.maximum(logits[ids].astype(np.float64) - log_total, MIN_LOGPROB).astype(np.float32),
+        rank=1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own)),
+    )

@@ -1,0 +1,163 @@
+"""The worker in the engine's own process: one model, its KV storage, and a thread that runs the steps.
+
+    worker = load_worker(config)
+    handle = worker.submit(plan)      # checks the plan, starts the step
+    result = worker.wait(handle)      # StepResult
+
+A step is: fill in the tokens that the step before chose, forward, sample. The plan is all it knows: no requests, no tree.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from trunkline.config import EngineConfig
+from trunkline.errors import ConfigError
+from trunkline.models.checkpoint import open_checkpoint
+from trunkline.step import Int32, Plan, StepResult
+from trunkline.workers.memory import available_memory, size_pool
+from trunkline.workers.runner import ModelRunner, load_runner
+from trunkline.workers.sampler import sample
+
+
+def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> "LocalWorker":
+    """Read the checkpoint and allocate the KV storage; `on_progress(done, total)` follows the weights.
+
+    Raises ModelError if the checkpoint can't be served, ConfigError if a flag doesn't fit it or this machine.
+    """
+    if config.worker.device == "cuda":
+        raise ConfigError("--device is 'cuda', but the GPU engine is not built yet; allowed are 'auto' and 'cpu'.")
+    checkpoint = open_checkpoint(config.model)
+    max_model_len = _max_model_len(config.model.max_model_len, checkpoint.config.max_position_embeddings)
+    runner = load_runner(checkpoint, config.model.dtype, config.worker.threads, on_progress)
+    page_size = config.cache.block_size
+    num_pages = size_pool(
+        config.cache,
+        page_bytes=runner.page_bytes(page_size),
+        max_model_len=max_model_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        available=available_memory(),
+    )
+    runner.allocate(num_pages, page_size)
+    return LocalWorker(runner, num_pages=num_pages, page_size=page_size, max_model_len=max_model_len)
+
+
+def _max_model_len(wanted: int | None, largest: int) -> int:
+    if wanted is not None and not 1 <= wanted <= largest:
+        raise ConfigError(f"--max-model-len is {wanted}; allowed is 1 to {largest}, the length the model was made for.")
+    return largest if wanted is None else wanted
+
+
+class LocalWorker:
+    """A Worker (see trunkline/step.py) that runs its steps on one thread of its own, in the order of `submit`.
+
+    dtype           storage of the weights, e.g. "float16"
+    device          for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
+    vocab_size      token ids are 0 … vocab_size-1
+    eos_token_ids   any of them ends the text
+    max_model_len   tokens of one request, prompt and output together
+
+    depth 0, the default, is right where the CPU is the device: planning ahead would take the cores from the step itself, and
+    compute one token too many for every request that ends. depth 1 pays where cores are left over.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, *, num_pages: int, page_size: int, max_model_len: int, depth: int = 0
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.depth = depth
+        self.dtype = runner.dtype
+        self.device = runner.device
+        self.vocab_size = runner.config.vocab_size
+        self.eos_token_ids = runner.config.eos_token_ids
+        self.max_model_len = max_model_len
+        self._runner: ModelRunner | None = runner
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
+        self._unfinished = 0
+        self._previous: StepResult | None = None  # of the step that ran last; only the thread touches it
+
+    def submit(self, plan: Plan) -> Future[StepResult]:
+        """Start the step, or queue it behind the one that runs."""
+        if self._unfinished > self.depth:
+            raise ValueError(f"Step {plan.step} is one too many: at most {self.depth + 1} may be unfinished.")
+        self._unfinished += 1
+        return self._thread.submit(self._run, plan)
+
+    def wait(self, handle: Future[StepResult]) -> StepResult:
+        """Raises ValueError, before anything is computed, for a plan that contradicts itself or leaves the KV storage."""
+        result = handle.result()
+        self._unfinished -= 1
+        return result
+
+    def close(self) -> None:
+        """Let the step that runs end, drop the others, and give the memory back."""
+        self._thread.shutdown(cancel_futures=True)
+        self._runner = None
+
+    def _run(self, plan: Plan) -> StepResult:
+        assert self._runner is not None
+        previous, self._previous = self._previous, None  # if this step raises, so does the next that builds on it
+        _check_rows(plan)
+        resolved, orphans = resolve_futures(plan, previous)
+        samples = sample(self._runner.forward(resolved, resolved.token_ids), resolved.rows)
+        logprobs = list(samples.logprobs)
+        for index in orphans:
+            samples.token_ids[index] = -1
+            logprobs[index] = None
+        self._previous = StepResult(
+            step=plan.step, token_ids=samples.token_ids, logprobs=tuple(logprobs), failed=samples.failed | orphans
+        )
+        return self._previous
+
+
+def _check_rows(plan: Plan) -> None:
+    """Every row of logits must be a token row of its request. (The runner checks the rest of the plan.)"""
+    for row in plan.rows:
+        if not 0 <= row.request < plan.num_requests:
+            raise ValueError(f"Step {plan.step} wants logits of request {row.request}; it has {plan.num_requests}.")
+        first, end = plan.query_start[row.request], plan.query_start[row.request + 1]
+        if not first <= row.at < end:
+            raise ValueError(
+                f"Step {plan.step} wants logits of token row {row.at}; those of request {row.request} are {first} to {end - 1}."
+            )
+
+
+class Resolved(NamedTuple):
+    """A plan without future tokens, and the rows that can't be answered because a row they build on failed: row -> why."""
+
+    plan: Plan
+    orphans: dict[int, str]
+
+
+def resolve_futures(plan: Plan, previous: StepResult | None) -> Resolved:
+    """Put the token that row r of `previous` chose in the place of each `-1 - r`, in token_ids and in the rows' output.
+
+    A request that builds on a failed row is computed with token 0 in its place, for a step is one batch; its rows are orphans.
+    """
+    future = np.flatnonzero(plan.token_ids < 0)
+    if not len(future):
+        return Resolved(plan, {})
+    if previous is None:
+        raise ValueError(f"Step {plan.step} builds on a step that did not end well.")
+    chosen = previous.token_ids.copy()
+    chosen[list(previous.failed)] = 0
+    lost: dict[int, str] = {}  # request -> why
+    for at in future:
+        if (why := previous.failed.get(-1 - int(plan.token_ids[at]))) is not None:
+            lost[int(np.searchsorted(plan.query_start, at, side="right")) - 1] = why
+    rows = [row if row.output is None else replace(row, output=_fill_in(row.output, chosen)) for row in plan.rows]
+    return Resolved(
+        replace(plan, token_ids=_fill_in(plan.token_ids, chosen), rows=tuple(rows)),
+        {index: lost[row.request] for index, row in enumerate(rows) if row.request in lost},
+    )
+
+
+def _fill_in(token_ids: Int32, chosen: Int32) -> Int32:
+    filled = token_ids.copy()
+    future = token_ids < 0
+    filled[future] = chosen[-1 - token_ids[future]]
+    return filled

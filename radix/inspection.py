@@ -1,0 +1,89 @@
+"""Looking at a tree: `draw` it for people and tests, `check` every invariant it keeps. Reads only."""
+
+import numpy as np
+
+from trunkline.radix.events import HASH_BYTES
+from trunkline.radix.tree import TOKEN_BYTES, Node, RadixTree, Root
+
+LONGEST_DRAWN = 4  # pages; longer runs are drawn with a gap
+
+
+def draw(tree: RadixTree) -> str:
+    """The tree as at the top of tree.py. #1 is evicted first; ×2 means that a node is locked twice for itself.
+
+    'demo'
+    └─ 1 2|3 4 → 0 1  locked
+       ├─ 5 6 → 2  #1
+       └─ 9 9 → 3  locked ×2
+    """
+    turns = {node: f"#{turn}" for turn, node in enumerate(tree.eviction_order(), start=1)}
+    lines = []
+    stack: list[tuple[Node, str, str]] = [(root, "", "") for root in reversed([*tree.roots()])]
+    while stack:
+        node, branch, margin = stack.pop()
+        locked = f"  locked ×{node.own_locks}" if node.own_locks else "  locked"
+        if isinstance(node, Root):
+            lines.append(f"{node.namespace!r}{locked if node.own_locks else ''}")
+        else:
+            lines.append(f"{branch}{describe(tree, node)}{locked if node.locks else f'  {turns[node]}'}")
+        below = [(child, f"{margin}├─ ", f"{margin}│  ") for child in node.children.values()]
+        if below:
+            below[-1] = (below[-1][0], f"{margin}└─ ", f"{margin}   ")
+        stack.extend(reversed(below))
+    return "\n".join(lines)
+
+
+def describe(tree: RadixTree, node: Node) -> str:
+    """`1 2|3 4 → 0 1`: the tokens of a node by page, and the pages that hold them."""
+    by_page = np.frombuffer(node.tokens, "<i4").reshape(-1, tree.page_bytes // TOKEN_BYTES).tolist()
+    tokens = [" ".join(map(str, page)) for page in by_page]
+    pages = [str(page) for page in node.pages.tolist()]
+    if len(tokens) > LONGEST_DRAWN:
+        tokens[2:-1] = [f"… {len(tokens) - 3} pages …"]
+        pages[2:-1] = ["…"]
+    return f"{'|'.join(tokens)} → {' '.join(pages)}"
+
+
+def check(tree: RadixTree) -> None:
+    """Audit the whole tree, O(nodes). Raises AssertionError, in words, at the first thing that is wrong."""
+    order = [*tree.eviction_order()]
+    evictable = set(order)
+    for node in tree.nodes():
+        _check_node(tree, node, evictable)
+    for root in tree.roots():
+        assert root.locks == 1 + root.own_locks + _locked_children(root), (
+            f"the root of {root.namespace!r} miscounts locks"
+        )
+
+    passed = set()
+    for node in order:
+        assert node.parent not in passed, f"{describe(tree, node)} would be evicted after its parent"
+        passed.add(node)
+
+    nodes = [*tree.nodes()]
+    assert evictable <= set(nodes), f"{len(evictable - set(nodes))} nodes that left the tree are still to be evicted"
+    counted = (tree.num_nodes, tree.num_evictable, tree.num_locked)
+    found = (
+        len(nodes),
+        sum(len(node.pages) for node in nodes if not node.locks),
+        sum(len(node.pages) for node in nodes if node.locks),
+    )
+    assert counted == found, f"nodes, evictable and locked pages are counted as {counted}, but there are {found}"
+
+
+def _check_node(tree: RadixTree, node: Node, evictable: set[Node]) -> None:
+    name = describe(tree, node)
+    first_page = node.tokens[: tree.page_bytes]
+    assert len(node.pages) > 0, f"a node at depth {node.depth} has no pages"
+    assert len(node.tokens) == len(node.pages) * tree.page_bytes, (
+        f"{name}: {len(node.tokens)} bytes of tokens don't fit"
+    )
+    assert node.depth == node.parent.depth + len(node.pages), f"{name} does not end at depth {node.depth}"
+    assert node.parent.children.get(first_page) is node, f"{name} is not where its parent looks for it"
+    assert node.locks == node.own_locks + _locked_children(node), f"{name} counts {node.locks} locks"
+    assert (node.locks == 0) == (node in evictable), f"{name} has {node.locks} locks, and may it be evicted or not?"
+    assert len(node.hashes) in (0, len(node.pages) * HASH_BYTES), f"{name} has hashes of other pages"
+
+
+def _locked_children(node: Node) -> int:
+    return sum(child.locks > 0 for child in node.children.values())

@@ -1,0 +1,18 @@
+"""The prefix cache through random lives (machine.py): few of them by default, many in the slow run."""
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.radix.machine import LIFE, CacheMachine
+
+
+def test_equals_a_naive_cache() -> None:
+    """The same hundred lives every time."""
+    run_state_machine_as_test(CacheMachine, settings=settings(LIFE, max_examples=100, derandomize=True))
+
+
+@pytest.mark.slow
+def test_equals_a_naive_cache_at_length() -> None:
+    """Two thousand new lives. A failure prints the shortest life that shows it."""
+    run_state_machine_as_test(CacheMachine, settings=settings(LIFE, max_examples=2000, print_blob=True))

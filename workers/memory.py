@@ -19,8 +19,8 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
 
     num_pages          if given, that many
     kv_cache_memory    if given, as many as fit in so many bytes
-    neither            as many as fit in 4 GiB and in half of the `available` bytes, but no more than `max_num_seqs` requests
-                       of `max_model_len` tokens can fill
+    neither            as many as fit in 4 GiB and in half of the `available` bytes; without prefix caching no more than
+                       `max_num_seqs` requests of `max_model_len` tokens can fill
 
     Raises ConfigError if one request of `max_model_len` tokens, and a page to grow by, would not fit, or if the pages would
     not fit in the memory available.
@@ -34,7 +34,9 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
         origin = f"what fits in --kv-cache-memory {format_bytes(cache.kv_cache_memory)}"
     else:
         memory = min(DEFAULT_KV_CACHE_MEMORY, available // 2)
-        num_pages = min(memory // page_bytes, max_num_seqs * pages_per_request + 1)
+        num_pages = memory // page_bytes
+        if not cache.enable_prefix_caching:
+            num_pages = min(num_pages, max_num_seqs * pages_per_request + 1)
         origin = f"what fits in {format_bytes(memory)}: by default half of the memory available, at most 4 GiB"
     needed = pages_per_request + 1
     if num_pages < needed:

@@ -50,7 +50,7 @@ def load_runner(
 
 def _storage_dtype(wanted: str, checkpoint: str, kernels: Kernels) -> torch.dtype:
     if wanted != "auto":
-        return getattr(torch, wanted)  # type: ignore[no-any-return]
+        return getattr(torch, wanted)
     if checkpoint == "bfloat16" and kernels.auto_dtype == torch.float16:
         return torch.bfloat16
     return kernels.auto_dtype
@@ -103,7 +103,9 @@ class ModelRunner:
         """
         assert self._kv is not None, "allocate() comes first"
         if token_ids.min() < 0 or token_ids.max() >= self.config.vocab_size:
-            raise ValueError(f"Token ids reach from {token_ids.min()} to {token_ids.max()}; the vocabulary is {self.config.vocab_size}.")
+            raise ValueError(
+                f"Token ids reach from {token_ids.min()} to {token_ids.max()}; the vocabulary is {self.config.vocab_size}."
+            )
         batch = make_batch(
             positions=plan.positions,
             query_start=plan.query_start,

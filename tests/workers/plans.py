@@ -51,7 +51,8 @@ def make_plan(chunks: Sequence[Chunk], *, all_rows: bool = False) -> Plan:
         context_len=np.array([chunk.last for chunk in chunks], np.int32),
         page_table=page_table,
         rows=tuple(
-            LogitsRow(request=request, at=int(at), position=int(positions[at]) + 1, sampling=greedy) for request, at in wanted
+            LogitsRow(request=request, at=int(at), position=int(positions[at]) + 1, sampling=greedy)
+            for request, at in wanted
         ),
     )
 
@@ -75,7 +76,9 @@ def need_compiler() -> None:
         pytest.skip(f"not compiled: {error}")
 
 
-def tiny_runner(folder: Path, *, dtype: str = "float32", threads: int = 1, num_pages: int = 200, **overrides: Any) -> ModelRunner:
+def tiny_runner(
+    folder: Path, *, dtype: str = "float32", threads: int = 1, num_pages: int = 200, **overrides: Any
+) -> ModelRunner:
     """The model of tests.tiny in `folder`, which is written unless it is there, with its pages allocated."""
     path = folder if (folder / "config.json").exists() else tiny_model(folder, **overrides)
     runner = load_runner(open_checkpoint(ModelSource(path=str(path))), dtype, threads)

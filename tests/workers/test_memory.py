@@ -40,9 +40,11 @@ def test_by_default_no_more_than_half_of_what_is_available():
     assert pool(available=3 * GIB) == 1536
 
 
-def test_by_default_no_more_than_requests_can_fill():
-    assert pool(max_num_seqs=4, max_model_len=1000) == 4 * 63 + 1
-    assert pool(max_num_seqs=4, max_model_len=1000, kv_cache_memory=GIB) == 1024, "what is asked for is given"
+def test_without_prefix_caching_no_more_than_requests_can_fill():
+    few = {"max_num_seqs": 4, "max_model_len": 1000}
+    assert pool(**few, enable_prefix_caching=False) == 4 * 63 + 1
+    assert pool(**few) == 4096, "the cache has use for more than those that run"
+    assert pool(**few, enable_prefix_caching=False, kv_cache_memory=GIB) == 1024, "what is asked for is given"
 
 
 def test_a_pool_too_small_for_one_request_says_what_would_do():

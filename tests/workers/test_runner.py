@@ -1,5 +1,6 @@
 """The forward pass of a step: the same bits however requests are cut into steps, and refusals."""
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -43,20 +44,20 @@ def test_chunks_neighbours_pages_and_cached_prefixes_do_not_matter(runner: Model
     prompts = [tokens(length, seed) for seed, length in enumerate(lengths)]
     expected = [run(runner, [Chunk(prompt, 0, len(prompt), pages_for(len(prompt)))])[0] for prompt in prompts]
 
-    free = data.draw(st.permutations(range(NUM_PAGES)))
+    free = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(NUM_PAGES).tolist()
     tables = [[free.pop() for _ in pages_for(length)] for length in lengths]
-    done = [0] * len(prompts)
-    while any(at < length for at, length in zip(done, lengths, strict=True)):
-        chunks, ends = [], []
-        for request, prompt in enumerate(prompts):
-            size = data.draw(st.integers(0, lengths[request] - done[request]))
-            if size:
-                chunks.append(Chunk(prompt, done[request], done[request] + size, tables[request]))
-                done[request] += size
-                ends.append(request if done[request] == lengths[request] else None)
-        if chunks:
-            for request, logits in zip(ends, run(runner, chunks), strict=True):
-                assert request is None or torch.equal(logits, expected[request])
+    cuts = [sorted({0, length, *data.draw(st.lists(st.integers(0, length), max_size=5))}) for length in lengths]
+    starts = [data.draw(st.integers(0, 2)) for _ in prompts]  # the step at which each request comes
+    for step in range(2 + max(map(len, cuts))):
+        running = [request for request, start in enumerate(starts) if start <= step < start + len(cuts[request]) - 1]
+        spans = [cuts[request][step - starts[request] :][:2] for request in running]
+        if running:
+            logits = run(
+                runner,
+                [Chunk(prompts[r], first, last, tables[r]) for r, (first, last) in zip(running, spans, strict=True)],
+            )
+        for at, (request, (_, last)) in enumerate(zip(running, spans, strict=True)):
+            assert last < lengths[request] or torch.equal(logits[at], expected[request])
 
     fork = data.draw(st.integers(0, len(prompts) - 1))
     shared = (lengths[fork] - 1) // PAGE_SIZE  # whole pages, never the last token: as the radix tree hands them out
@@ -85,8 +86,8 @@ def test_logits_only_of_the_rows_wanted(runner: ModelRunner) -> None:
     chunks = [Chunk(tokens(20, seed), 0, 20, pages_for(20, 5 * seed)) for seed in range(2)]
     everything = run(runner, chunks, all_rows=True)
     assert torch.equal(run(runner, chunks), everything[[19, 39]])
-    plan = make_plan(chunks)
-    nothing = runner.forward(type(plan)(**{name: getattr(plan, name) for name in plan.__slots__ if name != "rows"}, rows=()), plan.token_ids)
+    plan = dataclasses.replace(make_plan(chunks), rows=())
+    nothing = runner.forward(plan, plan.token_ids)
     assert nothing.shape == (0, VOCAB_SIZE) and nothing.dtype == torch.float32
 
 
@@ -108,5 +109,67 @@ def test_what_it_says_of_itself(folder: Path) -> None:
 
 def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path: Path) -> None:
     need_compiler()
-    runner = tiny_runner(tmp_path, dtype="auto", **{"dtype_of_file": None} if False else {})
-    assert runner.dtype == "float16"
+    runner = tiny_runner(tiny_model(tmp_path, dtype="bfloat16"), dtype="auto")
+    assert runner.dtype == "bfloat16"
+    assert runner.page_bytes(8) == 2 * 2 * 2 * 16 * 8 * 2, "keys and values beside bfloat16 weights take 2 bytes"
+
+
+def test_without_a_compiler_torch_does_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_compiler() -> Path:
+        raise BuildError("there is no C compiler here")
+
+    expected = run(tiny_runner(folder), [Chunk(tokens(30), 0, 30, pages_for(30))], all_rows=True)
+    monkeypatch.setattr("trunkline.kernels.cpu.build_library", no_compiler)
+    with caplog.at_level(logging.WARNING):
+        runner = tiny_runner(folder, dtype="auto")
+    assert "there is no C compiler here" in caplog.text and "several times slower" in caplog.text
+    assert (runner.dtype, runner.device) == ("float32", "cpu (torch kernels: no compiler)")
+    torch.testing.assert_close(
+        run(runner, [Chunk(tokens(30), 0, 30, pages_for(30))], all_rows=True), expected, atol=1e-4, rtol=1e-5
+    )
+
+
+def test_head_sizes_the_compiled_kernels_do_not_know(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    need_compiler()
+    with caplog.at_level(logging.WARNING):
+        runner = tiny_runner(tmp_path, dtype="auto", head_dim=12)
+    assert "not 12" in caplog.text and runner.device == "cpu (torch kernels: head size 12)"
+    assert run(runner, [Chunk(tokens(9), 0, 9, pages_for(9))]).isfinite().all()
+
+
+def test_refusals(folder: Path) -> None:
+    need_compiler()
+    checkpoint = open_checkpoint(ModelSource(path=str(folder)))
+    with pytest.raises(ConfigError, match="--dtype is 'int3'; allowed are auto, float32"):
+        load_runner(checkpoint, "int3")
+    runner = load_runner(checkpoint, threads=1)
+    with pytest.raises(ConfigError, match="--block-size is 12; allowed are 8, 16"):
+        runner.allocate(10, 12)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "complaint"),
+    [
+        (Chunk([1, 2], 0, 2, [NUM_PAGES]), "names pages 200 to 200"),
+        (Chunk([1, 2], 0, 2, [-1]), "names pages -1"),
+        (Chunk([1] * 9, 0, 9, [3]), "too few for context_len"),
+        (Chunk([1, VOCAB_SIZE], 0, 2, [3]), "the vocabulary is"),
+        (Chunk([1, -1], 0, 2, [3]), "reach from -1"),
+    ],
+)
+def test_plans_that_lead_astray_are_refused(runner: ModelRunner, chunk: Chunk, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        run(runner, [chunk])
+
+
+def test_progress_is_reported(folder: Path) -> None:
+    need_compiler()
+    seen: list[tuple[int, int]] = []
+    load_runner(
+        open_checkpoint(ModelSource(path=str(folder))),
+        threads=1,
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(done, len(seen)) for done in range(1, len(seen) + 1)]

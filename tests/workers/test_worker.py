@@ -153,8 +153,8 @@ def test_the_pool_is_sized_from_the_models_pages(model):
 
 
 def test_max_model_len_may_be_shorter_than_the_models(model):
-    worker = load_worker(make_config(model, max_model_len=100, max_num_seqs=2))
-    assert (worker.max_model_len, worker.num_pages) == (100, 2 * 7 + 1)
+    worker = load_worker(make_config(model, max_model_len=100, num_pages=8))
+    assert (worker.max_model_len, worker.num_pages) == (100, 8)
     worker.close()
 
 

@@ -48,13 +48,17 @@ class Loader:
         """Linear layers of the same input, as one; `modules` are names without ".weight" and ".bias"."""
         weights = [self._storable(f"{module}.weight") for module in modules]
         biases = [self.vector(f"{module}.bias") for module in modules] if bias else []
-        return Linear(self.kernels, self.kernels.pack_linear(weights, self._dtype), torch.cat(biases) if biases else None)
+        return Linear(
+            self.kernels, self.kernels.pack_linear(weights, self._dtype), torch.cat(biases) if biases else None
+        )
 
     def finish(self) -> None:
         """Raises ModelError if tensors are left."""
         self._early.update(self._tensors)
         if self._early:
-            raise ModelError(f"The checkpoint has the tensor '{next(iter(self._early))}', for which this model has no use.")
+            raise ModelError(
+                f"The checkpoint has the tensor '{next(iter(self._early))}', for which this model has no use."
+            )
 
     def _take(self, name: str) -> Tensor:
         while name not in self._early:
@@ -69,7 +73,9 @@ class Loader:
         largest, limit = float(tensor.abs().max()), torch.finfo(self._dtype).max
         if not largest <= limit:  # also if it is NaN
             dtype = str(self._dtype).removeprefix("torch.")
-            raise ModelError(f"The tensor '{name}' holds {largest:g}; {dtype} reaches to {limit:g}. Try another --dtype.")
+            raise ModelError(
+                f"The tensor '{name}' holds {largest:g}; {dtype} reaches to {limit:g}. Try another --dtype."
+            )
         return tensor
 
 
@@ -96,7 +102,7 @@ class Activations:
 
     @classmethod
     def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype) -> "Activations":
-        H, I = config.hidden_size, config.intermediate_size  # noqa: E741
+        H, I = config.hidden_size, config.intermediate_size
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         widths = (H, H, H, queries + 2 * keys, queries, 2 * I, I)
         return cls(*(torch.empty(rows, width, dtype=dtype) for width in widths))

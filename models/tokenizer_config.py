@@ -8,6 +8,8 @@ import msgspec
 from trunkline.errors import ModelError
 from trunkline.models.json_file import read_json
 
+MAX_TOKENS = 2**24  # the largest vocabularies have 2**18
+
 
 class AddedText(NamedTuple):
     """A token that is found in the text as it stands, before the vocabulary is applied."""
@@ -62,9 +64,10 @@ def _added_tokens(folder: Path, config: dict[str, Any], special_texts: frozenset
     """By id. tokenizer_config.json lists them in full; older folders have added_tokens.json, text to id."""
     added = {}
     for text, token_id in _read_if_there(folder / "added_tokens.json").items():
-        if not isinstance(token_id, int) or token_id < 0:
+        if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS:
             raise ModelError(
-                f"'{folder / 'added_tokens.json'}' gives {text!r} the id {token_id!r}; ids are whole numbers from 0."
+                f"'{folder / 'added_tokens.json'}' gives {text!r} the id {token_id!r}; allowed are whole numbers from 0 to"
+                f" {MAX_TOKENS - 1}. Download it again."
             )
         added[token_id] = AddedText(text, text in special_texts)
     decoder = config.get("added_tokens_decoder") or {}
@@ -74,10 +77,10 @@ def _added_tokens(folder: Path, config: dict[str, Any], special_texts: frozenset
         )
     for key, token in decoder.items():
         content = _token_text(token)
-        if content is None or not isinstance(token, dict) or not key.isdecimal():
+        if content is None or not isinstance(token, dict) or not key.isdecimal() or int(key) >= MAX_TOKENS:
             raise ModelError(
-                f"'added_tokens_decoder' in '{folder / 'tokenizer_config.json'}' has the entry {key!r}: {token!r}; an id and"
-                " an object with its 'content' are expected."
+                f"'added_tokens_decoder' in '{folder / 'tokenizer_config.json'}' has the entry {key!r}: {token!r}; an id below"
+                f" {MAX_TOKENS} and an object with its 'content' are expected. Download it again."
             )
         added[int(key)] = AddedText(content, bool(token.get("special")) or content in special_texts)
     return added

@@ -54,7 +54,7 @@ PRE_TOKENIZERS = {
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
 }
 
-# Control tokens that end a turn. Many files name only the end of text as `eos_token_id`, and a chat would never stop.
+# Tokens that end a turn. Many files name only the end of text as `eos_token_id`, and a chat would never stop.
 END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
 
 
@@ -85,7 +85,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], name: str) -> Tokenizer:
 
     Raises ModelError if it is missing, damaged, or of a kind that is not in the tables above.
     """
-    kind = _get(metadata, name, "model", str)
+    kind = _get(metadata, name, "tokenizer.ggml.model", str)
     if kind == "gpt2":
         return _byte_level_bpe(metadata, name)
     if kind == "llama":
@@ -102,14 +102,14 @@ def _byte_level_bpe(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     from trunkline.models.tokenizer_json import BYTE_LEVEL, JsonTokenizer
 
     vocabulary = _vocabulary(metadata, name, {})
-    pre_name = _get(metadata, name, "pre", str, default="default")
+    pre_name = _get(metadata, name, "tokenizer.ggml.pre", str, default="default")
     pre = PRE_TOKENIZERS.get(pre_name)
     if pre is None:
         raise ModelError(
             f"'{name}' needs the pre-tokenizer {pre_name!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}."
             " Serve the model's Hugging Face folder instead: its tokenizer.json holds the rules."
         )
-    merges = [_pair(merge, name) for merge in _get(metadata, name, "merges", Sequence)]
+    merges = [_pair(merge, name) for merge in _get(metadata, name, "tokenizer.ggml.merges", Sequence)]
     ids = {
         token: token_id
         for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
@@ -134,8 +134,14 @@ def _byte_level_bpe(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     )
     bos = vocabulary.special_tokens.get("bos_token")
     eos = vocabulary.special_tokens.get("eos_token")
-    before = [bos] if bos is not None and _get(metadata, name, "add_bos_token", bool, default=pre.add_bos) else []
-    after = [eos] if eos is not None and _get(metadata, name, "add_eos_token", bool, default=False) else []
+    before = (
+        [bos]
+        if bos is not None and _get(metadata, name, "tokenizer.ggml.add_bos_token", bool, default=pre.add_bos)
+        else []
+    )
+    after = (
+        [eos] if eos is not None and _get(metadata, name, "tokenizer.ggml.add_eos_token", bool, default=False) else []
+    )
     library.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *after], special_tokens=[(token, ids[token]) for token in {*before, *after}]
     )
@@ -153,30 +159,32 @@ def _sentencepiece(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     from trunkline.models.tokenizer_spm import ModelProto, SentencePieceTokenizer
 
     vocabulary = _vocabulary(metadata, name, {"bos": 1, "eos": 2, "unknown": 0})
-    scores = _get(metadata, name, "scores", Sequence)
+    scores = _get(metadata, name, "tokenizer.ggml.scores", Sequence)
     if len(scores) != len(vocabulary.tokens):
         raise ModelError(f"'{name}' has {len(vocabulary.tokens)} tokens and {len(scores)} scores. Download it again.")
     model = ModelProto()
-    for token, score, kind in zip(vocabulary.tokens, scores, vocabulary.types, strict=True):
-        model.pieces.add(piece=token.replace(" ", "▁"), score=score, type=kind)  # user-defined ones have plain spaces
     model.trainer_spec.model_type = model.trainer_spec.BPE
     model.trainer_spec.byte_fallback = TokenType.BYTE in vocabulary.types
     model.normalizer_spec.name = "identity"
-    model.normalizer_spec.add_dummy_prefix = _get(metadata, name, "add_space_prefix", bool, default=True)
+    model.normalizer_spec.add_dummy_prefix = _get(metadata, name, "tokenizer.ggml.add_space_prefix", bool, default=True)
     model.normalizer_spec.remove_extra_whitespaces = False
     try:
+        for token, score, kind in zip(vocabulary.tokens, scores, vocabulary.types, strict=True):
+            model.pieces.add(
+                piece=token.replace(" ", "▁"), score=score, type=kind
+            )  # user-defined ones have plain spaces
         return SentencePieceTokenizer(
             model,
             added={},
             prefix_always=True,
-            add_bos=_get(metadata, name, "add_bos_token", bool, default=True),
-            add_eos=_get(metadata, name, "add_eos_token", bool, default=False),
+            add_bos=_get(metadata, name, "tokenizer.ggml.add_bos_token", bool, default=True),
+            add_eos=_get(metadata, name, "tokenizer.ggml.add_eos_token", bool, default=False),
             bos_token_id=vocabulary.bos_token_id,
             eos_token_ids=vocabulary.eos_token_ids,
             special_tokens=vocabulary.special_tokens,
             chat_template=vocabulary.chat_template,
         )
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ModelError(
             f"'{name}' has a vocabulary that sentencepiece refuses ({error}). Download it again."
         ) from error
@@ -184,15 +192,15 @@ def _sentencepiece(metadata: Mapping[str, Any], name: str) -> Tokenizer:
 
 def _vocabulary(metadata: Mapping[str, Any], name: str, default_ids: Mapping[str, int]) -> _Vocabulary:
     """`default_ids`: ids of the special tokens that a file need not name, by the word in their key."""
-    tokens = list(_get(metadata, name, "tokens", Sequence))
-    types = list(_get(metadata, name, "token_type", Sequence, default=[TokenType.NORMAL] * len(tokens)))
+    tokens = list(_get(metadata, name, "tokenizer.ggml.tokens", Sequence))
+    types = list(_get(metadata, name, "tokenizer.ggml.token_type", Sequence, default=[TokenType.NORMAL] * len(tokens)))
     if not tokens or len(types) != len(tokens):
         raise ModelError(f"'{name}' has {len(tokens)} tokens and {len(types)} token types. Download it again.")
-    if not all(isinstance(token, str) for token in tokens) or not all(kind in iter(TokenType) for kind in set(types)):
+    if not all(isinstance(token, str) for token in tokens) or not set(types) <= set(TokenType):
         raise ModelError(f"'{name}' has tokens that are not text, or token types other than 1 to 6. Download it again.")
 
     def special_id(word: str) -> int | None:
-        token_id = _get(metadata, name, f"{word}_token_id", int, default=default_ids.get(word, -1))
+        token_id = _get(metadata, name, f"tokenizer.ggml.{word}_token_id", int, default=default_ids.get(word, -1))
         if token_id >= len(tokens):
             raise ModelError(
                 f"'{name}' calls token {token_id} its {word!r} token, but has only {len(tokens)} tokens. Download it again."
@@ -201,15 +209,19 @@ def _vocabulary(metadata: Mapping[str, Any], name: str, default_ids: Mapping[str
 
     by_name = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special_tokens = {key: tokens[i] for key, word in by_name.items() if (i := special_id(word)) is not None}
+    bos = special_id("bos")
     ends = [token_id for word in ("eos", "eot", "eom") if (token_id := special_id(word)) is not None]
-    ends += [i for i, token in enumerate(tokens) if types[i] == TokenType.CONTROL and token in END_OF_TURN]
+    ends += [token_id for token_id, token in enumerate(tokens) if token in END_OF_TURN]
+    for token_id in ends if bos is None else [bos, *ends]:
+        if types[token_id] != TokenType.UNKNOWN:
+            types[token_id] = TokenType.CONTROL  # some files call them ordinary
     return _Vocabulary(
         tokens=tokens,
         types=types,
         special_tokens=special_tokens,
-        bos_token_id=special_id("bos"),
+        bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(ends)),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=_get(metadata, name, "tokenizer.chat_template", str, default="") or None,
     )
 
 
@@ -224,12 +236,12 @@ def _pair(merge: Any, name: str) -> tuple[str, str]:
 
 
 def _get(metadata: Mapping[str, Any], name: str, key: str, kind: type, default: Any = None) -> Any:
-    """The value of `tokenizer.ggml.{key}`; if it is missing, the default, and if that is None, a ModelError."""
-    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    """The value of a key; if it is missing, the default, and if that is None, a ModelError."""
+    value = metadata.get(key, default)
     if value is None:
-        raise ModelError(f"'{name}' has no 'tokenizer.ggml.{key}': it holds no whole tokenizer. Serve another file.")
+        raise ModelError(f"'{name}' has no '{key}': it holds no whole tokenizer. Serve another file.")
     if not isinstance(value, kind):
         raise ModelError(
-            f"'{name}' has a {type(value).__name__} in 'tokenizer.ggml.{key}'; {kind.__name__} is expected. Download it again."
+            f"'{name}' has a {type(value).__name__} in '{key}'; {kind.__name__} is expected. Download it again."
         )
     return value

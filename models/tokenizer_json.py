@@ -126,7 +126,11 @@ def load_tokenizer_json(file: Path, config: TokenizerConfig) -> JsonTokenizer:
 
 
 def _add_missing_tokens(library: tokenizers.Tokenizer, file: Path, config: TokenizerConfig) -> frozenset[int]:
-    """Add the tokens that only tokenizer_config.json knows, and return the ids of those it calls special."""
+    """Add the tokens that only tokenizer_config.json knows of, and return the ids of those it calls special."""
+    known = {token.content for token in library.get_added_tokens_decoder().values()}
+    for text in config.special_tokens.values():
+        if text not in known and library.token_to_id(text) is not None:  # in the vocabulary, as if it were ordinary
+            library.add_special_tokens([tokenizers.AddedToken(text, special=True, normalized=False)])
     for token_id, token in sorted(config.added_tokens.items()):
         if library.token_to_id(token.text) is None:
             library.add_tokens([tokenizers.AddedToken(token.text, special=token.special, normalized=False)])

@@ -32,7 +32,7 @@ class SentencePieceTokenizer(Tokenizer):
     model          the vocabulary, a ModelProto
     added          tokens beside it, by id: beyond its end, or in place of one of its pieces
     prefix_always  the model's leading space goes before every part of the text; False: only before the first
-    add_bos, add_eos  encode() puts these around the text
+    add_bos, add_eos  encode() puts the begin, the end token around the text
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SentencePieceTokenizer(Tokenizer):
         special_tokens: Mapping[str, str],
         chat_template: str | None,
     ) -> None:
-        """Raises RuntimeError, the library's, if `model` makes no sense to it."""
+        """Raises RuntimeError (the library's) or ValueError if `model` makes no sense."""
         own = {
             token_id: AddedText(piece.piece.replace("▁", " "), special=piece.type != _Piece.USER_DEFINED)
             for token_id, piece in enumerate(model.pieces)
@@ -113,7 +113,8 @@ def load_tokenizer_model(file: Path, config: TokenizerConfig) -> SentencePieceTo
     try:
         return SentencePieceTokenizer(
             model,
-            added=config.added_tokens,
+            added={ids[text]: AddedText(text, special=True) for text in special_tokens.values() if text in ids}
+            | config.added_tokens,
             prefix_always=config.legacy,
             add_bos=config.add_bos_token,
             add_eos=config.add_eos_token,
@@ -122,7 +123,7 @@ def load_tokenizer_model(file: Path, config: TokenizerConfig) -> SentencePieceTo
             special_tokens=special_tokens,
             chat_template=config.chat_template,
         )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ModelError(f"'{file}' is refused by sentencepiece ({error}). Download it again.") from error
 
 

@@ -165,6 +165,14 @@ def test_the_config_may_call_a_token_special_that_the_vocabulary_does_not(tmp_pa
     assert loaded.decode([tiny.VOCAB_SIZE]) == ""
 
 
+def test_a_token_the_config_names_is_special_though_the_vocabulary_calls_it_ordinary(tmp_path, folder):
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    loaded = load_tokenizer(str(json_folder(tmp_path, library, eos_token="er")))
+    assert loaded.eos_token_ids == (tiny.TOKEN_IDS["er"],)
+    assert loaded.special_ids > {tiny.TOKEN_IDS["er"]}
+    assert loaded.encode("er", parse_special=False) == [tiny.TOKEN_IDS["er"]]  # it may still be built from its letters
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -210,6 +218,8 @@ def test_special_tokens_by_name(tmp_path, folder):
         ({"tokenizer_config.json": '{"added_tokens_decoder": {"x": {"content": "a"}}}'}, "entry 'x'"),
         ({"tokenizer_config.json": '{"added_tokens_decoder": [1]}'}, "is no object"),
         ({"added_tokens.json": '{"<pad>": "one"}'}, "the id 'one'"),
+        ({"added_tokens.json": '{"<pad>": 99999999999}'}, "the id 99999999999"),
+        ({"tokenizer_config.json": '{"added_tokens_decoder": {"99999999": {"content": "a"}}}'}, "entry '99999999'"),
     ],
 )
 def test_a_folder_that_is_damaged(tmp_path, files, message):

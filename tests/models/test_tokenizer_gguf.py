@@ -128,6 +128,14 @@ def test_end_of_turn_tokens_end_a_text_though_the_file_does_not_say_so():
     assert loaded.eos_token_ids == (0, 256)
 
 
+@pytest.mark.parametrize("kind", [1, 4])
+def test_begin_and_end_tokens_are_special_though_the_file_calls_them_ordinary(kind):
+    loaded = tokenizer_from_gguf(bpe_metadata(token_type=[kind] * 257, bos_token_id=0, eos_token_id=256), "bpe.gguf")
+    assert loaded.special_ids == {0, 256}
+    assert loaded.encode("a<|end|>") == [97, 256]
+    assert loaded.encode("a<|end|>", parse_special=False) == list(b"a<|end|>")
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [

@@ -109,6 +109,11 @@ def test_without_legacy_only_the_start_gets_a_space(spm_folder):
     assert b"".join(map(loaded.token_bytes, ids)) == b" the<|im_end|>the</s>"
 
 
+def test_the_unknown_token_may_begin_a_text():
+    loaded = tokenizer_from_gguf(spm_metadata(bos_token_id=0), "spm.gguf")
+    assert loaded.encode("")[0] == 0
+
+
 def test_no_space_prefix_in_a_gguf_file():
     loaded = tokenizer_from_gguf(spm_metadata(add_space_prefix=False, add_bos_token=False), "spm.gguf")
     assert b"".join(map(loaded.token_bytes, loaded.encode("the<|im_end|> the"))) == b"the<|im_end|> the"
@@ -134,6 +139,16 @@ def test_tokens_added_beside_the_model(spm_folder):
     assert loaded.decode([size + 1, size + 2]) == "<pad>>"
 
 
+def test_a_token_the_config_names_is_special_though_the_model_calls_it_ordinary(spm_folder):
+    pieces = ModelProto.FromString(spm_model()).pieces
+    end = next(piece.piece for piece in pieces if piece.type == piece.NORMAL and piece.piece.isalpha())
+    (spm_folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    loaded = load_tokenizer(str(spm_folder))
+    assert loaded.special_ids > set(loaded.eos_token_ids)
+    assert loaded.token_bytes(loaded.eos_token_ids[0]) == end.encode()
+    assert loaded.decode(loaded.encode(f"1{end}1"), skip_special_tokens=False) == f"<s> 1{end} 1"  # cut there
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("legacy", [False, True])
 def test_sentencepiece_agrees_with_transformers(spm_folder, legacy):
@@ -154,6 +169,8 @@ def test_sentencepiece_agrees_with_transformers(spm_folder, legacy):
     ("metadata", "message"),
     [
         (spm_metadata(scores=[0.0]), "and 1 scores"),
+        (spm_metadata(scores=["high"] * 420), "sentencepiece refuses"),
+        (spm_metadata(token_type=[2, *[6] * 419]), "sentencepiece refuses"),
         (spm_metadata(scores=None), "no 'tokenizer.ggml.scores'"),
         (spm_metadata(token_type=[1] * 420), "sentencepiece refuses"),
     ],

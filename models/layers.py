@@ -70,7 +70,8 @@ class Loader:
 
     def _storable(self, name: str) -> Tensor:
         tensor = self._take(name)
-        largest, limit = float(tensor.abs().max()), torch.finfo(self._dtype).max
+        low, high = (float(extreme) for extreme in tensor.aminmax())
+        largest, limit = max(-low, high), torch.finfo(self._dtype).max
         if not largest <= limit:  # also if it is NaN
             dtype = str(self._dtype).removeprefix("torch.")
             raise ModelError(

@@ -1,0 +1,122 @@
+"""The HTTP application: which path leads where, and the errors' last stop.
+
+POST /v1/chat/completions      api/chat.py
+POST /v1/completions           api/completions.py
+GET  /v1/models, /v1/models/…  api/models_route.py
+GET  /health /version /metrics here
+GET  /docs /openapi.json       FastAPI's
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+import trunkline
+from trunkline.api.chat import chat_completions
+from trunkline.api.client import CallFailed
+from trunkline.api.completions import completions
+from trunkline.api.edge import Edge
+from trunkline.api.errors import as_request_error, envelope, error_response, json_response, on_http_exception
+from trunkline.api.metrics import CONTENT_TYPE
+from trunkline.api.models_route import get_model, list_models
+from trunkline.api.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from trunkline.api.service import Service
+from trunkline.errors import EngineDead, Overloaded, TrunklineError
+
+CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application around one service."""
+    app = FastAPI(
+        title="Trunkline",
+        version=trunkline.__version__,
+        summary="OpenAI-compatible API over a prefix-tree cache",
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(TrunklineError, _on_trunkline_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_disconnect)
+    app.state.service = service
+    for path, endpoint, body in (
+        ("/v1/chat/completions", chat_completions, ChatRequest),
+        ("/v1/completions", completions, CompletionRequest),
+    ):
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_docs(body))
+    for path, getter in (
+        ("/v1/models", list_models),
+        ("/v1/models/{name:path}", get_model),
+        ("/health", health),
+        ("/version", version),
+        ("/metrics", metrics),
+    ):
+        app.add_api_route(path, getter, methods=["GET"], response_model=None)
+    app.add_middleware(Edge, api_key=service.config.api_key, metrics=service.metrics)
+    _add_schemas(app, ChatRequest, CompletionRequest)
+    return app
+
+
+async def health(request: Request) -> Response:
+    """200 when requests are taken; else 503 and why, with the progress of loading."""
+    service: Service = request.app.state.service
+    try:
+        service.check_ready()
+    except Overloaded as error:
+        body = {"status": "stopping" if service.stopping else "loading", **envelope(error)}
+        body["progress"] = {"done": service.loading.done, "total": service.loading.total}
+        return json_response(body, status=503, headers={"retry-after": "1"})
+    except EngineDead as error:
+        return json_response({"status": "dead", **envelope(as_request_error(error))}, status=503)
+    return json_response({"status": "ok"})
+
+
+async def version(_request: Request) -> Response:
+    """Of the server, not of the API."""
+    return json_response({"version": trunkline.__version__})
+
+
+async def metrics(request: Request) -> Response:
+    """For Prometheus. Without the engine's part while it is loading or dead."""
+    service: Service = request.app.state.service
+    try:
+        stats = await service.llm.call("stats")
+    except (Overloaded, EngineDead, CallFailed):
+        stats = None
+    return Response(service.metrics.render(stats), media_type=CONTENT_TYPE)
+
+
+def _on_trunkline_error(request: Request, error: Exception) -> Response:
+    """Anything raised on purpose."""
+    assert isinstance(error, TrunklineError)
+    service: Service = request.app.state.service
+    told = as_request_error(error)
+    service.count_failure(told)
+    return error_response(told)
+
+
+def _on_client_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+def _body_docs(body: type[GenerationRequest]) -> dict[str, Any]:
+    """The endpoints read their bodies themselves, so FastAPI cannot know what is in them."""
+    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _add_schemas(app: FastAPI, *bodies: type[GenerationRequest]) -> None:
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        _, definitions = models_json_schema(
+            [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

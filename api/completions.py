@@ -1,0 +1,197 @@
+"""POST /v1/completions: text or token ids in, their continuation out. No chat template.
+
+Many prompts make one answer: continuation i of prompt p is choice p * n + i.
+"""
+
+import codecs
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from trunkline.api.body import read_json
+from trunkline.api.chat import FINGERPRINT, LOWEST_LOGPROB, usage_body
+from trunkline.api.errors import json_response
+from trunkline.api.generation import Delta, Generation, OutputProcessor
+from trunkline.api.protocol import CompletionRequest
+from trunkline.api.service import Service
+from trunkline.api.sse import EventStream, finish_or_disconnect
+from trunkline.async_llm import AsyncLLM
+from trunkline.models.tokenizer import Tokenizer
+from trunkline.outputs import PositionLogprobs
+
+
+async def completions(request: Request) -> Response:
+    """Continue one or more prompts."""
+    service: Service = request.app.state.service
+    service.check_ready()
+    completion = CompletionRequest.parse(await read_json(request, service.config.max_body_bytes))
+    service.check_model(completion.model)
+    sampling = completion.sampling(service.sampling_defaults)
+    prompts = [await _token_ids(service.llm, completion, prompt) for prompt in completion.prompts()]
+    answer = CompletionAnswer(completion, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer)
+    generation = service.llm.submit(
+        prompts,
+        sampling,
+        request_id=answer.id,
+        priority=completion.priority or 0,
+        salt=completion.cache_salt or "",
+        observer=service.observe(),
+    )
+    if completion.stream:
+        return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
+    if not await finish_or_disconnect(generation, request.receive):
+        raise ClientDisconnect
+    return json_response(answer.whole(generation))
+
+
+async def _token_ids(llm: AsyncLLM, completion: CompletionRequest, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    add_special_tokens = completion.add_special_tokens is not False
+    return await llm.encode(prompt, add_special_tokens=add_special_tokens)
+
+
+class LegacyLogprobs:
+    """The four parallel lists of the completions API, built up over the stream of one choice.
+
+    tokens          text of each token
+    token_logprobs  null for the first token of an echoed prompt, which nothing predicts
+    top_logprobs    text -> logprob of the likeliest tokens and of the chosen one
+    text_offset     where each token begins, in characters of the choice's whole text
+    """
+
+    def __init__(self) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def unscored(self, tokenizer: Tokenizer, token_id: int, text: str) -> dict[str, list[Any]]:
+        """The first token of a prompt. A begin token that the tokenizer put before `text` takes no room in it."""
+        token, data = tokenizer.token_text(token_id), tokenizer.token_bytes(token_id)
+        if token_id in tokenizer.special_ids and not text.startswith(token):
+            data = b""
+        return {
+            "tokens": [token],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._advance(data)],
+        }
+
+    def scored(self, positions: Sequence[PositionLogprobs]) -> dict[str, list[Any]]:
+        """Further tokens."""
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for position in positions:
+            lists["tokens"].append(position.chosen.text)
+            lists["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
+            shown = (*position.top, position.chosen)
+            lists["top_logprobs"].append(
+                {candidate.text: max(candidate.logprob, LOWEST_LOGPROB) for candidate in shown}
+            )
+            lists["text_offset"].append(self._advance(position.chosen.data))
+        return lists
+
+    def _advance(self, data: bytes) -> int:
+        offset = self._offset
+        self._offset += len(self._utf8.decode(data))
+        return offset
+
+
+class CompletionAnswer:
+    """The wire format of one answer."""
+
+    def __init__(self, completion: CompletionRequest, answer_id: str, tokenizer: Tokenizer) -> None:
+        self.id = answer_id
+        self._completion = completion
+        self._tokenizer = tokenizer
+        self._common = {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": completion.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._head = b"data: " + msgspec.json.encode(self._common)[:-1] + b',"choices":['
+        self._texts = completion.prompts()  # for the echo
+        self._logprobs: dict[int, LegacyLogprobs] = {}  # by choice
+
+    def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices = []
+        for choice in generation.choices:
+            echo, lists = self._echo(generation, choice)
+            choices.append(
+                self._choice(choice, echo + choice.text, lists, choice.token_ids, choice.logprobs, generation)
+            )
+        return {**self._common, "choices": choices, "usage": usage_body(generation.usage)}
+
+    async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
+        """Frames: of each choice its text, the echoed prompt first, the end with the last; then the usage if asked for."""
+        opened: set[int] = set()
+        async for deltas in generation:
+            frames = []
+            for delta in deltas:
+                echo, lists = "", None
+                if delta.index not in opened:
+                    opened.add(delta.index)
+                    echo, lists = self._echo(generation, generation.choices[delta.index])
+                body = self._choice(delta, echo + delta.text, lists, delta.token_ids, delta.logprobs, generation)
+                frames.append(self._frame(generation, body))
+            yield frames
+        if self._completion.includes_usage:
+            yield [self._head + b'],"usage":' + msgspec.json.encode(usage_body(generation.usage)) + b"}\n\n"]
+
+    def _echo(self, generation: Generation, choice: OutputProcessor) -> tuple[str, dict[str, list[Any]] | None]:
+        """The prompt's text, and its logprobs if asked for."""
+        if not self._completion.echo:
+            return "", None
+        at = choice.index // generation.n
+        prompt, token_ids = self._texts[at], generation.prompts[at]
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        if self._completion.logprobs is None:
+            return text, None
+        logprobs = self._logprobs_of(choice.index)
+        first = logprobs.unscored(self._tokenizer, token_ids[0], text)
+        return text, _joined(first, logprobs.scored(choice.prompt_logprobs or ()))
+
+    def _choice(
+        self,
+        state: OutputProcessor | Delta,
+        text: str,
+        lists: dict[str, list[Any]] | None,
+        token_ids: list[int],
+        positions: list[PositionLogprobs] | None,
+        generation: Generation,
+    ) -> dict[str, Any]:
+        if positions is not None:
+            own = self._logprobs_of(state.index).scored(positions)
+            lists = own if lists is None else _joined(lists, own)
+        body = {
+            "index": state.index,
+            "text": text,
+            "logprobs": lists,
+            "finish_reason": state.finish_reason,
+            "stop_reason": state.stop_reason,
+        }
+        if self._completion.return_token_ids:
+            body["token_ids"] = token_ids
+            body["prompt_token_ids"] = generation.prompts[state.index // generation.n]
+        return body
+
+    def _frame(self, generation: Generation, choice: dict[str, Any]) -> bytes:
+        usage = b""
+        if self._completion.continuous_usage:
+            usage = b',"usage":' + msgspec.json.encode(usage_body(generation.usage))
+        elif self._completion.includes_usage:
+            usage = b',"usage":null'
+        return b"".join((self._head, msgspec.json.encode(choice), b"]", usage, b"}\n\n"))
+
+    def _logprobs_of(self, index: int) -> LegacyLogprobs:
+        return self._logprobs.setdefault(index, LegacyLogprobs())
+
+
+def _joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: first[name] + second[name] for name in first}

@@ -1,0 +1,90 @@
+"""Errors as HTTP answers: OpenAI's envelope, for every status that is not 2xx.
+
+{"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null}}
+"""
+
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trunkline.errors import EngineDead, RequestError, TrunklineError
+
+RETRY_AFTER = "1"  # seconds; sent with every 503
+
+
+class Unauthorized(RequestError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class BodyTooLarge(RequestError):
+    """The body is larger than the server reads."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class InternalError(RequestError):
+    """A bug of ours. The log has the traceback, the caller only an id to ask about."""
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"The server failed to handle this request; its log says why under the request id {request_id}."
+        )
+
+
+def as_request_error(error: TrunklineError) -> RequestError:
+    """What a caller is told of an error: itself, or for EngineDead a 500."""
+    if isinstance(error, RequestError):
+        return error
+    told = RequestError(str(error), code="engine_dead" if isinstance(error, EngineDead) else "internal_error")
+    told.status, told.type = 500, "server_error"
+    return told
+
+
+def envelope(error: RequestError) -> dict[str, Any]:
+    """The body of an error."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: TrunklineError) -> Response:
+    """A whole answer."""
+    told = as_request_error(error)
+    headers = {}
+    if told.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if told.status == 503:
+        headers["retry-after"] = RETRY_AFTER
+    return json_response(envelope(told), status=told.status, headers=headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Any value msgspec can encode, as application/json."""
+    return Response(msgspec.json.encode(body), status_code=status, headers=headers, media_type="application/json")
+
+
+def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, in OpenAI's words."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    told = RequestError(str(error.detail))
+    if error.status_code == 404:
+        told = RequestError(
+            f"Unknown request URL: {where}. The API lies under /v1; /docs lists it.", code="unknown_url"
+        )
+    elif error.status_code == 405:
+        told = RequestError(f"Not allowed: {where}. Use another HTTP method.", code="method_not_supported")
+    told.status = error.status_code
+    response = error_response(told)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,203 @@
+"""`trunkline serve`, from checked flags to the exit code.
+
+1  bind the port               taken: one sentence, exit 1
+2  look at the checkpoint      missing, truncated, unsupported: one sentence, exit 1. Nothing heavy is imported yet
+3  serve HTTP                  /health and the rest answer 503 until the engine is ready
+4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
+5  print what a user needs
+6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, exit 0
+   or for the engine's end     requests under way get an error, one sentence, exit 1
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from trunkline import __version__
+from trunkline.config import ApiConfig, EngineConfig, ServeConfig
+from trunkline.errors import ConfigError
+from trunkline.messages import Loading, Ready
+from trunkline.models.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from trunkline.api.service import Service
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 60  # longer than common clients keep an idle connection in their pools
+GRACE_SECONDS = 5  # for the last bytes of answers that have been ended
+
+
+def serve(config: ServeConfig, *, verbose: bool = False) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    Raises StartupError, a sentence for the user, if the port or the checkpoint cannot be used.
+    """
+    log_format = "%(levelname)s %(asctime)s [api] %(message)s"
+    logging.basicConfig(level=logging.INFO, format=log_format, datefmt="%H:%M:%S")
+    logging.getLogger("uvicorn").setLevel(logging.INFO if verbose else logging.WARNING)
+    with bind(config.api.host, config.api.port) as listener:
+        checkpoint = open_checkpoint(config.engine.model)
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, listener, checkpoint, verbose))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; connections wait in its backlog until HTTP is served. Port 0 takes any that is free.
+
+    Raises ConfigError, naming host and port, if they cannot be had.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error.strerror}.") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --port."
+        ) from None
+    return listener
+
+
+def base_url(config: ApiConfig, listener: socket.socket) -> str:
+    """Where the server is reached from this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+
+
+def summary(config: EngineConfig, name: str, ready: Ready, url: str) -> str:
+    """What a user needs to know once, of a server that is ready."""
+    num_tokens = ready.num_pages * ready.page_size
+    pages = f"{ready.num_pages:,} pages of {ready.page_size}"
+    caching = "on" if config.cache.enable_prefix_caching else "off"
+    in_a_step = f"{ready.max_num_seqs} sequences and {ready.max_num_batched_tokens} tokens in a step"
+    return "\n".join(
+        (
+            f"Trunkline {__version__}: {name}, {ready.dtype}, on {ready.device}",
+            f"KV cache size: {num_tokens:,} tokens ({pages}), prefix caching {caching}",
+            f"Maximum concurrency for {ready.max_model_len:,} tokens per request: {num_tokens / ready.max_model_len:.2f}x",
+            f"At most {in_a_step}, scheduling policy {config.scheduler.policy}",
+            f"Ready: {url}/v1 (docs: {url}/docs, metrics: {url}/metrics)",
+        )
+    )
+
+
+async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Checkpoint, verbose: bool) -> int:
+    from trunkline.api.app import create_app
+    from trunkline.api.service import Service, sampling_defaults
+    from trunkline.async_llm import AsyncLLM
+
+    llm = AsyncLLM.of(config.engine, chat_template=config.api.chat_template)
+    service = Service(config.api, llm)
+    service.sampling_defaults = sampling_defaults(config.api.generation_config, checkpoint.generation_defaults)
+    http = make_http_server(create_app(service), verbose=verbose)
+    url = base_url(config.api, listener)
+
+    stopped = asyncio.create_task(_stop_signal(), name="stop signal")
+    serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    _say(f"Listening on {url}, loading {checkpoint.name}; /health answers 503 until it is ready.")
+    running = asyncio.create_task(_run_engine(service, checkpoint.name, url), name="engine")
+    try:
+        await asyncio.wait((stopped, serving, running), return_when=asyncio.FIRST_COMPLETED)
+        return running.result() if running.done() else 0
+    finally:
+        service.stopping = True
+        for task in (stopped, running):
+            task.cancel()
+        await asyncio.wait((stopped, running))
+        await llm.shutdown()
+        http.should_exit = True
+        await serving
+
+
+async def _run_engine(service: "Service", name: str, url: str) -> int:
+    """From the start of the engine to its unwanted end; returns the exit code."""
+    from trunkline.api.engine_process import EngineFailedToStart
+
+    with _progress_bar(f"Loading {name}") as show:
+
+        def on_loading(loading: Loading) -> None:
+            service.loading = loading
+            show(loading)
+
+        try:
+            await service.llm.start(on_loading=on_loading)
+        except EngineFailedToStart:
+            return 1  # it has said why
+    assert service.llm.ready is not None
+    _say(summary(service.llm.config, name, service.llm.ready, url))
+    print(f"{await service.llm.wait_dead()} The server stops.", file=sys.stderr)
+    return 1
+
+
+async def _stop_signal() -> None:
+    """Return at the first SIGINT or SIGTERM. A second one has its ordinary effect, at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await stop.wait()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
+    import uvicorn
+
+    class HttpServer(uvicorn.Server):
+        """Leaves signals to us: uvicorn would raise them again after a clean stop, and the exit code would not be 0."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return HttpServer(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=verbose,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _progress_bar(title: str) -> Iterator[Callable[[Loading], None]]:
+    """On a terminal; elsewhere nothing is shown."""
+    from tqdm import tqdm
+
+    with tqdm(desc=title, unit="tensor", leave=False, disable=None) as bar:
+
+        def show(loading: Loading) -> None:
+            bar.total = loading.total
+            bar.update(loading.done - bar.n)
+
+        yield show
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,389 @@
+"""The bodies of the generating endpoints: types by pydantic, ranges by SamplingParams, every error naming its parameter.
+
+    body  ──► refuse_unsupported   fields that would change the answer, but that we cannot honour yet: never ignored silently
+          ──► parse                types, strictly: "1" is no number and true is no integer
+          ──► .sampling(defaults)  SamplingParams: ranges
+
+Fields that OpenAI has and that change no answer here (`user`, `store`, …) are typed and ignored; unknown ones are ignored with a
+warning. Knows no engine and no HTTP.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trunkline.api.body import LONGEST_PATH
+from trunkline.errors import InvalidParameter
+from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, SamplingParams
+
+logger = logging.getLogger("trunkline.api")
+
+MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once
+_warned_keys: set[str] = set()
+
+# At most this many continuations for one body: prompts times n.
+MAX_CHOICES = 1024
+COMPLETION_MAX_TOKENS = 16  # of the completions endpoint, if the caller names none: OpenAI's default
+
+
+class StreamOptions(BaseModel):
+    """What a stream reports beside the text."""
+
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
+
+
+class GenerationRequest(BaseModel):
+    """What chat and completions share."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+    # vLLM's extensions
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
+    return_token_ids: bool | None = None
+
+    # OpenAI's, without effect on the answer
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    # field -> values that ask for nothing; any other is refused by refuse_unsupported
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "structured_outputs": (None,),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "regex": (None,),
+        "ebnf": (None,),
+        "logits_processors": (None, []),
+        "allowed_token_ids": (None, []),
+        "bad_words": (None, []),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1, 1.0),
+        "prompt_logprobs": (None,),
+        "truncate_prompt_tokens": (None,),
+        "return_tokens_as_token_ids": (None, False),
+        "spaces_between_special_tokens": (None, True),
+        "prompt_embeds": (None,),
+        "mm_processor_kwargs": (None,),
+        "lora_request": (None,),
+    }
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported."""
+        refuse_unsupported(body, cls.unsupported)
+        try:
+            parsed = cls.model_validate(body)
+        except ValidationError as error:
+            raise _invalid(error, body) from None
+        _warn_of_unknown(body.keys() - cls.model_fields.keys() - cls.unsupported.keys())
+        if body.get("stream_options") is not None and not parsed.stream:
+            raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        return parsed
+
+    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """Sampling and stopping. `defaults` (of generation_config.json) fill what the request leaves open.
+
+        Raises InvalidParameter for a value out of range.
+        """
+        given: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
+        if self.stop is not None:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            given["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        given |= self._own_sampling()
+        return SamplingParams(**{**defaults, **given})
+
+    def _own_sampling(self) -> dict[str, Any]:
+        """What one endpoint spells its own way."""
+        raise NotImplementedError
+
+    @property
+    def includes_usage(self) -> bool:
+        """A last chunk with the usage of the whole stream."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Usage so far in every chunk."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+# Fields that SamplingParams has under the same name and type.
+_PLAIN = (
+    "n",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+class ChatMessage(BaseModel):
+    """One turn. Whatever else it holds (`name`, `refusal`, `reasoning_content`, …) is handed to the template."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    verbosity: str | None = None
+    reasoning_effort: str | None = None
+    prediction: dict[str, Any] | None = None
+    moderation: Any = None
+
+    # vLLM's extensions
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.unsupported,
+        "response_format": (None, {"type": "text"}),
+        "functions": (None, []),
+        "function_call": (None, "none"),
+        "audio": (None,),
+        "modalities": (None, ["text"]),
+        "web_search_options": (None,),
+        "chat_template": (None,),
+        "documents": (None, []),
+        "echo": (None, False),
+        "best_of": (None, 1),
+    }
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        chat = super().parse(body)
+        if not chat.messages:
+            raise InvalidParameter("'messages' is an empty list; it must hold at least one message.", param="messages")
+        for index, message in enumerate(chat.messages):
+            if message.content is None and message.role != "assistant":
+                raise InvalidParameter.of(f"messages[{index}].content", None, "a string or an array of text parts")
+        if chat.tools and chat.tool_choice != "none":
+            raise _unsupported("tools", chat.tools, 'nothing, or "tool_choice": "none" beside them')
+        if not chat.tools and chat.tool_choice not in (None, "none"):
+            raise InvalidParameter("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise InvalidParameter(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                param="continue_final_message",
+            )
+        if chat.continue_final_message and chat.messages[-1].role != "assistant":
+            raise InvalidParameter(
+                "'continue_final_message' continues a message of the assistant; the last one is not.",
+                param="continue_final_message",
+            )
+        return chat
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as they were sent."""
+        return [message.model_dump(exclude_unset=True) for message in self.messages]
+
+    def _own_sampling(self) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        for param in ("max_completion_tokens", "max_tokens"):  # the first given wins
+            value = getattr(self, param)
+            if value is not None:
+                if not 1 <= value <= INT32_MAX:
+                    raise InvalidParameter.of(param, value, f"an integer from 1 to {INT32_MAX}")
+                own.setdefault("max_tokens", value)
+        if self.top_logprobs is not None:
+            if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+                raise InvalidParameter.of("top_logprobs", self.top_logprobs, f"an integer from 0 to {MAX_LOGPROBS}")
+            if not self.logprobs and self.top_logprobs > 0:
+                raise InvalidParameter("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+        if self.logprobs:
+            own["logprobs"] = self.top_logprobs or 0
+        return own
+
+
+# The first wrong element is enough: a body may hold millions.
+Strings = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(fail_fast=True)]
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **GenerationRequest.unsupported,
+        "suffix": (None, ""),
+        "response_format": (None, {"type": "text"}),
+    }
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        completion = super().parse(body)
+        if completion.best_of is not None and completion.best_of != (completion.n or 1):
+            raise InvalidParameter.of("best_of", completion.best_of, f"only n, which is {completion.n or 1}")
+        if not completion.prompts():
+            raise InvalidParameter("'prompt' is an empty list; it must hold at least one prompt.", param="prompt")
+        if (num := len(completion.prompts()) * max(1, completion.n or 1)) > MAX_CHOICES:
+            raise InvalidParameter(
+                f"{len(completion.prompts())} prompts, 'n' times each, are {num} choices; allowed are {MAX_CHOICES} at once.",
+                param="prompt",
+            )
+        if completion.max_tokens == 0 and not completion.echo:
+            raise InvalidParameter.of("max_tokens", 0, "an integer from 1, or 0 together with 'echo'")
+        return completion
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or many, each text or token ids."""
+        match self.prompt:
+            case str():
+                return [self.prompt]
+            case [int(), *_]:
+                return [self.prompt]  # type: ignore[list-item]
+            case _:
+                return list(self.prompt)  # type: ignore[arg-type]
+
+    def _own_sampling(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"max_tokens": COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens}
+        if self.logprobs is not None:
+            own["logprobs"] = self.logprobs
+            if self.echo:
+                own["prompt_logprobs"] = self.logprobs
+        return own
+
+
+def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidParameter for a field whose value asks for what we cannot do."""
+    for param, harmless in unsupported.items():
+        if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
+            raise _unsupported(param, body[param], _options(harmless))
+
+
+def _options(harmless: tuple[Any, ...]) -> str:
+    return "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
+
+
+def _unsupported(param: str, seen: Any, allowed: str) -> InvalidParameter:
+    error = InvalidParameter.of(param, seen, f"{allowed}: this server does not support more yet")
+    error.code = "unsupported_value"
+    return error
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) <= len(str(INT32_MAX))):
+        raise InvalidParameter.of("logit_bias", key, "an object whose keys are token ids")
+    return int(key)
+
+
+def _warn_of_unknown(keys: set[str]) -> None:
+    new = sorted(keys - _warned_keys)
+    if new and len(_warned_keys) < MAX_WARNED_KEYS:
+        _warned_keys.update(new)
+        logger.warning("Ignored unknown request fields: %s", ", ".join(repr(key[:LONGEST_PATH]) for key in new))
+
+
+def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
+    """Pydantic's findings about the first wrong parameter, as one sentence."""
+    found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
+    first = found[0][0]
+    # Of a union, the alternative that got furthest into the value knows best.
+    param = max(path for path, _ in found if path[: len(first)] == first)
+    details = [detail for path, detail in found if path == param]
+    name = _name(param)
+    if details[0]["type"] == "missing":
+        return InvalidParameter(f"'{name}' is missing; it is required.", param=name)
+    allowed = dict.fromkeys(_allowed(detail["msg"]) for detail in details)
+    return InvalidParameter.of(name, details[0]["input"], " or ".join(allowed))
+
+
+def _name(path: tuple[int | str, ...]) -> str:
+    """As OpenAI writes it: `messages[0].content`."""
+    name = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return name.removeprefix(".")[:LONGEST_PATH]
+
+
+def _allowed(message: str) -> str:
+    """In the words of JSON: "Input should be a valid dictionary or instance of ChatMessage" -> "an object"."""
+    allowed = message.removeprefix("Input should be ").split(" or instance of ")[0]
+    return _JSON_WORDS.get(allowed, allowed)
+
+
+_JSON_WORDS = {
+    "a valid dictionary": "an object",
+    "a valid list": "an array",
+    "a valid string": "a string",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+}
+
+
+def _path(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> tuple[int | str, ...]:
+    """The parameter's place in the body. Pydantic also puts names of union members in, which are no part of it."""
+    path: list[int | str] = []
+    value: Any = body
+    for step in location:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            value = value[step]  # type: ignore[index]
+            path.append(step)
+    if kind == "missing":
+        path.append(location[-1])
+    return tuple(path)

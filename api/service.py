@@ -1,0 +1,95 @@
+"""What the routes share: the engine behind AsyncLLM, the names it is served under, defaults, metrics.
+
+Knows requests and answers; the routes know their wire formats.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trunkline.api.metrics import Metrics, RequestObserver
+from trunkline.async_llm import AsyncLLM
+from trunkline.config import ApiConfig
+from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelNotFound, Overloaded, RequestError
+from trunkline.messages import Loading
+from trunkline.sampling import SamplingParams
+
+logger = logging.getLogger("trunkline.api")
+
+# What of a generation_config.json becomes a default of requests; the rest is about other libraries' loops.
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Service:
+    """One served model.
+
+    created  Unix time, seconds: when the server started, as /v1/models reports it
+    loading  how far the weights are read, until the engine is ready
+    """
+
+    def __init__(self, config: ApiConfig, llm: AsyncLLM) -> None:
+        self.config = config
+        self.llm = llm
+        self.created = int(time.time())
+        self.loading = Loading(done=0, total=0)
+        self.sampling_defaults: dict[str, Any] = {}
+        self.stopping = False
+        self.metrics = Metrics(config.served_model_names[0])
+
+    def check_ready(self) -> None:
+        """Raises Overloaded while loading and while shutting down, EngineDead when the engine is gone."""
+        if self.stopping:
+            raise Overloaded("The server is shutting down.", code="shutting_down")
+        if self.llm.client is not None and self.llm.client.dead is not None:
+            raise EngineDead(str(self.llm.client.dead))
+        if self.llm.ready is None:
+            raise Overloaded("The model is still loading; try again in a moment.")
+
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound for a name that is not served."""
+        if name not in self.config.served_model_names:
+            served = ", ".join(repr(served) for served in self.config.served_model_names)
+            raise ModelNotFound(f"The model {name[:200]!r} is not served here; served is {served}.", param="model")
+
+    def observe(self) -> RequestObserver:
+        """Metrics of one request, which arrives now."""
+        return RequestObserver(self.metrics)
+
+    def count_failure(self, error: RequestError) -> None:
+        """A request was answered with an error."""
+        self.metrics.request_failures.labels(error.code or str(error.status)).inc()
+
+
+def sampling_defaults(generation_config: str, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What requests that leave a sampling parameter open get.
+
+    generation_config  "auto": what the checkpoint's generation_config.json says; "vllm": nothing, so SamplingParams' own
+                       defaults; else the folder of another generation_config.json
+
+    Raises ConfigError if that file is missing or holds values that no request may have.
+    """
+    if generation_config == "vllm":
+        return {}
+    found = of_checkpoint
+    if generation_config != "auto":
+        file = Path(generation_config) / "generation_config.json"
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"--generation-config is {generation_config!r}, but {file} cannot be read: {error}. Allowed are auto, vllm, and a"
+                " folder with that file."
+            ) from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{file} does not hold a JSON object.")
+    defaults = {name: found[name] for name in GENERATION_DEFAULTS if found.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except InvalidParameter as error:
+        raise ConfigError(
+            f"generation_config.json: {error} Serve with --generation-config vllm to ignore it."
+        ) from None
+    return defaults

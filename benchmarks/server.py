@@ -1,0 +1,73 @@
+"""Our own server as a child process, for as long as a measurement takes."""
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
+START_SECONDS = 120
+
+
+@contextlib.contextmanager
+def serve(*flags: str) -> Iterator[str]:
+    """`trunkline serve --port 0 …`: the address once it answers /health, until the block ends.
+
+    Raises RuntimeError, with the server's last lines, if it does not start.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trunkline", "serve", "--host", "127.0.0.1", "--port", "0", *flags],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: collections.deque[str] = collections.deque(maxlen=30)
+    found: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if not found and (address := ADDRESS.search(line)):
+                found.append(address[0])
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not (found and _healthy(found[0])):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("The server did not start. Its last lines:\n" + "".join(lines))
+            time.sleep(0.1)
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        reader.join()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

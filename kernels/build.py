@@ -1,0 +1,155 @@
+"""Compiles the C sources of the CPU kernels for this machine, once, into the user's cache.
+
+    library = build_library()            # Path of a shared library, compiled now or before; raises BuildError
+    python -m trunkline.kernels.build    # the same ahead of time, e.g. while a container image is made
+
+There is no build step at installation: what is compiled must fit the machine that runs it, not the one that packed it, and a
+package without binaries installs everywhere. The C includes none of Python's headers, so any `cc` will do. Libraries are kept in
+$XDG_CACHE_HOME/trunkline/kernels (~/.cache by default) under digests of all that went into them: sources, flags and compiler.
+Nobody else may write there: a library is code. Where the compiler is gone, a library that one made earlier still serves.
+"""
+
+import atexit
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).resolve().parent / "cpu_src"
+COMPILE_SECONDS = 300
+COMMON_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",  # a * b + c is rounded twice unless the source says fma8: the same everywhere, whatever gets inlined
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-Wno-psabi",  # vectors are passed between inlined functions only
+)
+TARGET_FLAGS = {  # never -march=native: the cache may be a network drive, shared by different machines
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "baseline": (),  # SSE2 on x86-64, NEON on aarch64
+}
+
+
+class BuildError(Exception):
+    """The library could not be built. The message completes the sentence "The CPU kernels are not compiled: …"."""
+
+
+def detect_target() -> str:
+    """The key of TARGET_FLAGS that this processor runs fastest, by torch's own check of it."""
+    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return "avx2" if has_avx2 and platform.machine() in ("x86_64", "AMD64") else "baseline"
+
+
+def build_library(target: str | None = None) -> Path:
+    """The shared library for `target` (None: this machine), compiled unless it has been already.
+
+    Raises BuildError if there is no compiler, or it fails.
+    """
+    if os.name != "posix":
+        raise BuildError("the kernels need a POSIX system")
+    flags = (*COMMON_FLAGS, *TARGET_FLAGS[target or detect_target()])
+    stem = f"kernels-{_digest_sources(flags)}"
+    folder = _private_folder(default_cache())
+    try:
+        compiler = find_compiler()
+    except BuildError:
+        if found := next(folder.glob(f"{stem}-*.so"), None):
+            return found
+        raise
+    library = folder / f"{stem}-{_digest(repr(compiler), _version(compiler))}.so"
+    if not library.exists():
+        _compile([*compiler, *flags, *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], library)
+    return library
+
+
+def _digest_sources(flags: tuple[str, ...]) -> str:
+    return _digest(repr(flags), *(f"{file.name}: {file.read_text()}" for file in sorted(SOURCES.glob("*.[ch]"))))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def default_cache() -> Path:
+    """Where libraries are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "trunkline" / "kernels"
+
+
+def find_compiler() -> list[str]:
+    """The command in $CC, or the first of cc, gcc, clang there is. Raises BuildError."""
+    if named := shlex.split(os.environ.get("CC", "")):
+        return named
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("there is no C compiler (cc, gcc or clang) here; install one")
+
+
+def _version(compiler: list[str]) -> str:
+    try:
+        return subprocess.run([*compiler, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{shlex.join(compiler)} does not run ({error})") from error
+
+
+def _private_folder(folder: Path) -> Path:
+    """`folder`, made if need be; a temporary one, compiled into anew by each process, if it can't be had or is not ours alone."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if (
+            status.st_uid == os.getuid()
+            and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            and os.access(folder, os.W_OK)
+        ):
+            return folder
+    except OSError:
+        pass  # a read-only home, a file in the way: the temporary folder serves as well, only not for the next process
+    return _temporary_folder()
+
+
+@cache
+def _temporary_folder() -> Path:
+    """One for the process, removed at its end."""
+    folder = tempfile.mkdtemp(prefix="trunkline-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _compile(command: list[str], library: Path) -> None:
+    """Run `command`, whose output becomes `library` in one step: another process sees all of it or nothing."""
+    handle, unfinished = tempfile.mkstemp(dir=library.parent, suffix=".so.tmp")
+    os.close(handle)
+    try:
+        result = subprocess.run(
+            [*command, "-o", unfinished], check=False, capture_output=True, text=True, timeout=COMPILE_SECONDS
+        )
+        if result.returncode != 0:
+            complaint = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
+            raise BuildError(f"{command[0]} fails with code {result.returncode}: {complaint}")
+        os.replace(unfinished, library)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took more than {COMPILE_SECONDS} s") from error
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        print(build_library())
+    except BuildError as error:
+        sys.exit(f"The CPU kernels are not compiled: {error}.")

@@ -1,0 +1,214 @@
+"""The compiled CPU kernels: memory, checks, and calls into the C library by ctypes.
+
+Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights and pages are stored in
+float32, float16 or bfloat16, everything is computed in float32. The result of a row does not depend, to the bit, on which
+other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number of threads.
+
+C rather than Numba: a shared library without Python's headers needs any compiler once instead of LLVM at every start, it lets go of
+the interpreter's lock for the whole call, and its thread pool is ours (see cpu_src/pool.c). ctypes costs about 3 µs a call.
+"""
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_long, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trunkline.errors import ConfigError
+from trunkline.kernels.build import build_library, detect_target
+from trunkline.kernels.interface import Batch, KvPages, PackedLinear
+
+SPLIT = 512  # tokens; page sizes must divide it (cpu_src/attention.c)
+HUGE_PAGE = 2 * 2**20  # bytes
+BLOCK_BYTES = 64 * 2**20  # of weights; untouched memory costs nothing
+FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum format in cpu_src/vector.h
+
+_POINTER_AND_INT = {"p": c_void_p, "i": c_int, "l": c_long, "f": c_float}
+_SIGNATURES = {  # one letter per argument, after the pool
+    "pack": "ppiiiii",
+    "linear": "ppppiiii",
+    "embed": "pppiii",
+    "norm": "ppppiif",
+    "rotate_and_store": "ppppppiiiiiii",
+    "attention": "plppppppfiiiiiii",
+    "silu_mul": "ppii",
+}
+
+
+class CpuKernels:
+    """See interface.Kernels."""
+
+    page_sizes = tuple(2**power for power in range(3, 10))
+
+    def __init__(self, threads: int, library: Path | None = None) -> None:
+        """Raises build.BuildError if there is no `library` and none can be built."""
+        lib = ctypes.CDLL(str(library or build_library()))
+        lib.trunkline_pool_create.restype = c_void_p
+        lib.trunkline_pool_create.argtypes = [c_int]
+        lib.trunkline_pool_threads.argtypes = lib.trunkline_pool_destroy.argtypes = [c_void_p]
+        lib.trunkline_pool_destroy.restype = None
+        self._pool = lib.trunkline_pool_create(threads)
+        if self._pool is None:
+            raise MemoryError("no memory for a pool of threads")
+        weakref.finalize(self, lib.trunkline_pool_destroy, self._pool)
+        self._functions = {}
+        for name, letters in _SIGNATURES.items():
+            function = getattr(lib, f"trunkline_{name}")
+            function.argtypes = [c_void_p, *(_POINTER_AND_INT[letter] for letter in letters)]
+            self._functions[name] = function
+        self._panel: int = lib.trunkline_panel()
+        self._memory = Memory()
+        self.threads: int = lib.trunkline_pool_threads(self._pool)
+        self.activation_dtype = torch.float32
+        self.auto_dtype = torch.float16
+        self.description = f"{self.threads} thread{'s' * (self.threads != 1)}, compiled kernels for {detect_target()}"
+
+    def supports_head_dim(self, head_dim: int) -> bool:
+        return head_dim % 8 == 0
+
+    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
+        """Panels of output channels, [N / panel, K, panel]; see cpu_src/linear.c."""
+        panel, k, n = self._panel, weights[0].shape[1], sum(len(weight) for weight in weights)
+        packed = self._memory.take((-(-n // panel), k, panel), dtype)
+        first = 0
+        for weight in weights:
+            assert weight.shape[1] == k, f"{weight.shape} stacked with {weights[0].shape}"
+            source = weight.contiguous() if weight.dtype in FORMATS else weight.float().contiguous()
+            formats = FORMATS[source.dtype], FORMATS[dtype]
+            self._call("pack", source.data_ptr(), packed.data_ptr(), len(source), k, first, *formats)
+            first += len(source)
+        return PackedLinear(packed, n=n, k=k)
+
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """float16 beside bfloat16 weights: as small, eight times as precise, and keys and values are never large."""
+        return torch.float16 if dtype == torch.bfloat16 else dtype
+
+    def allocate_kv(
+        self, *, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KvPages:
+        """Keys are [layer, page, kv_head, head_dim, page_size], values [layer, page, kv_head, page_size, head_dim]."""
+        if page_size not in self.page_sizes:
+            raise ConfigError(f"--block-size is {page_size}; allowed are {', '.join(map(str, self.page_sizes))}.")
+        assert self.supports_head_dim(head_dim), head_dim
+        pages = (num_layers, num_pages, kv_heads)
+        keys = allocate((*pages, head_dim, page_size), self.kv_dtype(dtype))
+        values = allocate((*pages, page_size, head_dim), self.kv_dtype(dtype))
+        return KvPages(keys, values, num_pages=num_pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim)
+
+    def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
+        rows, n, k = len(x), weight.n, weight.k
+        assert _is(x, rows, k) and _is(out, rows, n) and (bias is None or _is(bias, n)), (
+            f"{x.shape} {weight} {out.shape}"
+        )
+        bias_pointer = None if bias is None else bias.data_ptr()
+        self._call(
+            "linear",
+            x.data_ptr(),
+            weight.data.data_ptr(),
+            bias_pointer,
+            out.data_ptr(),
+            rows,
+            n,
+            k,
+            FORMATS[weight.data.dtype],
+        )
+
+    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
+        rows, k = len(ids), weight.k
+        assert _is(ids, rows, dtype=torch.int32) and _is(out, rows, k), f"{ids} {weight} {out.shape}"
+        self._call("embed", ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), rows, k, FORMATS[weight.data.dtype])
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
+        rows, width = x.shape
+        assert _is(x, rows, width) and _is(weight, width) and _is(out, rows, width), (
+            f"{x.shape} {weight.shape} {out.shape}"
+        )
+        self._call("norm", x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
+        rows, width = x.shape
+        assert _is(x, rows, width) and _is(residual, rows, width), f"{x.shape} {residual.shape}"
+        assert _is(weight, width) and _is(out, rows, width), f"{weight.shape} {out.shape}"
+        self._call("norm", x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
+
+    def rotate_and_store(self, qkv: Tensor, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+        rows, width, rotary, D = *qkv.shape, rope.shape[1], kv.head_dim
+        query_heads = width // D - 2 * kv.kv_heads
+        assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and len(batch.positions) == rows, (
+            f"{qkv.shape} {batch}"
+        )
+        assert _is(rope, len(rope), rotary) and rotary <= D, f"{rope.shape}"
+        self._call(
+            "rotate_and_store", qkv.data_ptr(), rope.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(),
+            _layer(kv.keys, layer), _layer(kv.values, layer), rows, query_heads, kv.kv_heads, D, rotary, kv.page_size,
+            FORMATS[kv.keys.dtype],
+        )  # fmt: skip
+
+    def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:
+        rows, width, D = *qkv.shape, kv.head_dim
+        query_heads = width // D - 2 * kv.kv_heads
+        assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and _is(out, rows, query_heads * D), (
+            f"{qkv.shape} {out.shape}"
+        )
+        assert query_heads % kv.kv_heads == 0 and len(batch.positions) == rows, f"{query_heads} heads, {batch}"
+        requests, pages_per_request = batch.page_table.shape
+        self._call(
+            "attention", qkv.data_ptr(), width, _layer(kv.keys, layer), _layer(kv.values, layer),
+            batch.page_table.data_ptr(), batch.query_start.data_ptr(), batch.context_len.data_ptr(), out.data_ptr(), scale,
+            requests, pages_per_request, query_heads, kv.kv_heads, D, kv.page_size, FORMATS[kv.keys.dtype],
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+        rows, width = out.shape
+        assert _is(gate_up, rows, 2 * width) and _is(out, rows, width), f"{gate_up.shape} {out.shape}"
+        self._call("silu_mul", gate_up.data_ptr(), out.data_ptr(), rows, width)
+
+    def _call(self, name: str, *arguments: float | None) -> None:
+        if self._functions[name](self._pool, *arguments) != 0:
+            raise MemoryError(f"no memory for the workspace of {name}")
+
+
+def _is(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> bool:
+    return tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
+
+
+def _layer(pages: Tensor, layer: int) -> int:
+    """Address of a layer's pages."""
+    assert 0 <= layer < len(pages), f"layer {layer} of {len(pages)}"
+    return pages.data_ptr() + layer * pages.stride(0) * pages.itemsize
+
+
+class Memory:
+    """Hands out memory for weights from blocks that lie in 2 MB pages: small matrices alone would fill none."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros, aligned to 64 bytes."""
+        num_bytes = _num_bytes(shape, dtype)
+        if self._used + num_bytes > len(self._block):
+            self._block, self._used = allocate((max(num_bytes, BLOCK_BYTES),), torch.uint8), 0
+        piece = self._block[self._used : self._used + num_bytes]
+        self._used += -(-num_bytes // 64) * 64
+        return piece.view(dtype).view(shape)
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in 2 MB pages where the system has them (4 KB pages cost up to a third of the read bandwidth), freed with the
+    tensor, and not occupied until touched."""
+    region = mmap.mmap(-1, _num_bytes(shape, dtype) + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    everything = torch.frombuffer(region, dtype=torch.uint8)
+    start = -everything.data_ptr() % HUGE_PAGE
+    return everything[start : start + _num_bytes(shape, dtype)].view(dtype).view(shape)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

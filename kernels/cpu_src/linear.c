@@ -1,0 +1,179 @@
+/* y[t, n] = sum over k of x[t, k] * w[n, k]; packing w for it; and the embedding that reads the same packed weights.
+ *
+ * Weights are packed in panels of PANEL output channels, k after k, so that one row of a panel is one or two vectors:
+ *
+ *     w [N, K]   ->   packed [N / PANEL, K, PANEL]        N padded with zeros
+ *
+ * A tile of up to TILE_ROWS rows of x keeps its sums in registers while a panel streams by once. Each sum adds its
+ * products one after the other, k = 0 … K-1, in blocks of K_BLOCK (so that its error does not grow with K), whatever
+ * the tile: a row's result does not depend on how many rows there are, nor on threads. One row runs as fast as memory
+ * delivers the weights, many rows as fast as the machine multiplies.
+ */
+#include "pool.h"
+#include "vector.h"
+
+enum {
+    PANEL = 16,
+    TILE_ROWS = 6,
+    K_BLOCK = 256,
+    ROW_BLOCK = 192, /* rows of x that a task works on: they should stay in the cache while its panels pass */
+};
+
+struct linear {
+    const float *x; /* [rows, k] */
+    const void *weights;
+    const float *bias; /* [n] or NULL */
+    float *y;          /* [rows, n] */
+    int rows, n, k;
+    int panels, panels_per_task, groups; /* groups of panels_per_task panels */
+};
+
+struct panel {
+    const char *weights; /* [k, PANEL] */
+    int first_column, columns;
+};
+
+/* `rows` rows of x from `row` on by one panel. Meanwhile `ahead`, as long as a panel, is fetched into the cache.
+ * Inlined once for every constant (rows, format). */
+INLINE void multiply_tile(const int rows, const int format, const struct linear *job, int row,
+                          const struct panel *panel, const char *ahead) {
+    const float *x = job->x + (size_t)row * job->k;
+    float total[TILE_ROWS][PANEL] = {{0}};
+    for (int first = 0; first < job->k; first += K_BLOCK) {
+        const int end = job->k - first < K_BLOCK ? job->k : first + K_BLOCK;
+        f32x8 sum[TILE_ROWS][2];
+        UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = splat(0);
+        for (int k = first; k < end; k++) {
+            size_t at = (size_t)k * PANEL;
+            __builtin_prefetch(ahead + at * format_bytes(format), 0, 2);
+            f32x8 low = load_stored(format, panel->weights, at), high = load_stored(format, panel->weights, at + 8);
+            UNROLL for (int r = 0; r < rows; r++) {
+                f32x8 value = splat(x[(size_t)r * job->k + k]);
+                sum[r][0] = fma8(value, low, sum[r][0]);
+                sum[r][1] = fma8(value, high, sum[r][1]);
+            }
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            store(total[r], load(total[r]) + sum[r][0]);
+            store(total[r] + 8, load(total[r] + 8) + sum[r][1]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        float *y = job->y + (size_t)(row + r) * job->n + panel->first_column;
+        for (int c = 0; c < panel->columns; c++)
+            y[c] = job->bias == NULL ? total[r][c] : total[r][c] + job->bias[panel->first_column + c];
+    }
+}
+
+INLINE void multiply_rows(const int format, const struct linear *job, int row, int rows, const struct panel *panel,
+                          const char *ahead) {
+    switch (rows) {
+#define ROWS(R) multiply_tile(R, format, job, row, panel, ahead); break
+        case 1: ROWS(1);
+        case 2: ROWS(2);
+        case 3: ROWS(3);
+        case 4: ROWS(4);
+        case 5: ROWS(5);
+        case 6: ROWS(6);
+#undef ROWS
+    }
+}
+
+/* A task is a few neighbouring panels by a block of rows small enough to stay in the cache. */
+INLINE void multiply_task(const int format, const struct linear *job, int task) {
+    int first_row = task / job->groups * ROW_BLOCK;
+    int rows = job->rows - first_row < ROW_BLOCK ? job->rows - first_row : ROW_BLOCK;
+    int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; /* of equal height, within one row */
+    int first = task % job->groups * job->panels_per_task;
+    int last = first + job->panels_per_task < job->panels ? first + job->panels_per_task : job->panels;
+    size_t panel_bytes = (size_t)job->k * PANEL * format_bytes(format);
+    for (int p = first; p < last; p++) {
+        int column = p * PANEL;
+        struct panel panel = {(const char *)job->weights + p * panel_bytes, column,
+                              job->n - column < PANEL ? job->n - column : PANEL};
+        for (int tile = 0; tile < tiles; tile++) {
+            int row = (int)((long)rows * tile / tiles), row_end = (int)((long)rows * (tile + 1) / tiles);
+            const char *ahead = tile == tiles - 1 ? panel.weights + panel_bytes : panel.weights;
+            multiply_rows(format, job, first_row + row, row_end - row, &panel, ahead);
+        }
+    }
+}
+
+static void multiply_float32(const void *job, int task, void *scratch) {
+    (void)scratch;
+    multiply_task(FLOAT32, job, task);
+}
+
+static void multiply_float16(const void *job, int task, void *scratch) {
+    (void)scratch;
+    multiply_task(FLOAT16, job, task);
+}
+
+static void multiply_bfloat16(const void *job, int task, void *scratch) {
+    (void)scratch;
+    multiply_task(BFLOAT16, job, task);
+}
+
+EXPORT int trunkline_panel(void) { return PANEL; }
+
+EXPORT int trunkline_linear(struct pool *pool, const float *x, const void *weights, const float *bias, float *y,
+                            int rows, int n, int k, int format) {
+    static task_function *const multiply[] = {multiply_float32, multiply_float16, multiply_bfloat16};
+    struct linear job = {x, weights, bias, y, rows, n, k, (n + PANEL - 1) / PANEL, 1, 1};
+    int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
+    job.panels_per_task = (job.panels + wanted - 1) / wanted;
+    job.groups = (job.panels + job.panels_per_task - 1) / job.panels_per_task;
+    return pool_run(pool, (rows + ROW_BLOCK - 1) / ROW_BLOCK * job.groups, multiply[format], &job, 0);
+}
+
+/* ---- packing: rows 0 … n-1 of a matrix become channels first … first+n-1 of the packed weights ---- */
+
+struct pack {
+    const void *from; /* [n, k] */
+    void *to;         /* [panels, k, PANEL] */
+    int n, k, first, from_format, to_format;
+};
+
+static void pack_panel(const void *argument, int task, void *scratch) {
+    (void)scratch;
+    const struct pack *job = argument;
+    int panel = job->first / PANEL + task;
+    for (int lane = 0; lane < PANEL; lane++) {
+        int row = panel * PANEL + lane - job->first;
+        if (row < 0 || row >= job->n) continue; /* another matrix's, or padding */
+        for (int k = 0; k < job->k; k++) {
+            float value = load_one(job->from_format, job->from, (size_t)row * job->k + k);
+            store_one(job->to_format, job->to, ((size_t)panel * job->k + k) * PANEL + lane, value);
+        }
+    }
+}
+
+EXPORT int trunkline_pack(struct pool *pool, const void *from, void *to, int n, int k, int first, int from_format,
+                          int to_format) {
+    struct pack job = {from, to, n, k, first, from_format, to_format};
+    return pool_run(pool, (first + n - 1) / PANEL - first / PANEL + 1, pack_panel, &job, 0);
+}
+
+/* ---- embedding: out[t] = w[ids[t]] ---- */
+
+struct embed {
+    const int32_t *ids; /* [rows] */
+    const void *weights;
+    float *out; /* [rows, k] */
+    int k, format;
+};
+
+static void embed_row(const void *argument, int row, void *scratch) {
+    (void)scratch;
+    const struct embed *job = argument;
+    int id = job->ids[row];
+    size_t first = (size_t)(id / PANEL) * job->k * PANEL + id % PANEL;
+    for (int k = 0; k < job->k; k++)
+        job->out[(size_t)row * job->k + k] = load_one(job->format, job->weights, first + (size_t)k * PANEL);
+}
+
+EXPORT int trunkline_embed(struct pool *pool, const int32_t *ids, const void *weights, float *out, int rows, int k,
+                           int format) {
+    struct embed job = {ids, weights, out, k, format};
+    return pool_run(pool, rows, embed_row, &job, 0);
+}

@@ -1,0 +1,15 @@
+/* A few threads that share the tasks of one job at a time. */
+#pragma once
+
+#include <stddef.h>
+
+struct pool;
+
+/* `scratch` is the calling thread's own, 64-byte aligned, with whatever an earlier task left in it. */
+typedef void task_function(const void *job, int task, void *scratch);
+
+/* Run task 0 … tasks-1 of a job, each once, on the pool's threads, in no particular order. Returns 0 when all are done,
+ * -1 if the scratch memory could not be had (then nothing ran). Callers from several threads take turns. */
+int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, size_t scratch_bytes);
+
+int pool_threads(const struct pool *pool);

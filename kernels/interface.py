@@ -1,0 +1,171 @@
+"""The operations a model is made of, as one interface with several implementations.
+
+    kernels = select_kernels("cpu", threads=2, head_dim=64)      # select.py
+    weight = kernels.pack_linear([q, k, v], torch.float16)       # once, when the model is loaded
+    kernels.linear(x, weight, out=qkv)                           # every step
+
+    reference   plain torch: the oracle of every test, the fallback without a C compiler; also in float64
+    cpu         compiled C: as fast as memory and multipliers allow, the same bits whatever the batch
+    triton      the seat is kept by `select_kernels`; there are no GPU kernels yet
+
+Operations write into `out` tensors that the caller owns, so that a step allocates nothing. They know no models, requests or
+text: only tensors, and the `Batch` that says which rows belong together.
+
+Letters: T token rows, R requests, P page slots of the longest request, K inputs and N outputs of a linear layer, H hidden size,
+I intermediate size, D head size, Q query heads, KV key-value heads. Activations are contiguous and in `kernels.activation_dtype`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Which rows of a step belong together, and where their keys and values lie. All tensors int32.
+
+    Example, page_size 16: request 0 decodes at position 33, request 1 reads a chunk of 3 after 16 cached tokens.
+
+    positions     [T]    [33, 16, 17, 18]
+    slots         [T]    [65, 48, 49, 50]           page * page_size + place in the page: where the row's K and V go
+    query_start   [R+1]  [0, 1, 4]                  rows query_start[r]:query_start[r+1] belong to request r
+    context_len   [R]    [34, 19]                   tokens in the cache once this step's rows are written
+    page_table    [R,P]  [[9, 7, 4], [2, 3, 0]]     token at position p lies in page_table[r, p // page_size]; 0 pads
+    """
+
+    positions: Tensor
+    slots: Tensor
+    query_start: Tensor
+    context_len: Tensor
+    page_table: Tensor
+
+
+def make_batch(
+    *, positions: Int32, query_start: Int32, context_len: Int32, page_table: Int32, page_size: int, num_pages: int
+) -> Batch:
+    """A Batch from a plan's arrays, its slots looked up.
+
+    Raises ValueError if they would lead a kernel outside the `num_pages` pages: kernels trust a Batch.
+    """
+    requests = np.repeat(np.arange(len(context_len)), np.diff(query_start))
+    if len(requests) != len(positions) or query_start[0] != 0:
+        raise ValueError(
+            f"query_start {query_start} does not cut {len(positions)} rows into {len(context_len)} requests."
+        )
+    if page_table.min() < 0 or page_table.max() >= num_pages:
+        raise ValueError(f"The page table names pages {page_table.min()} to {page_table.max()}; there are {num_pages}.")
+    if context_len.max() > page_table.shape[1] * page_size or (positions < 0).any():
+        raise ValueError(
+            f"{page_table.shape[1]} pages of {page_size} tokens are too few for context_len {context_len}."
+        )
+    if (positions >= context_len[requests]).any() or (np.diff(query_start) > context_len).any():
+        raise ValueError(f"positions {positions} reach beyond context_len {context_len}.")
+    pages = page_table[requests, positions // page_size]
+    arrays = (positions, pages * page_size + positions % page_size, query_start, context_len, page_table)
+    tensors = [torch.from_numpy(np.ascontiguousarray(array, np.int32)) for array in arrays]
+    return Batch(**dict(zip(Batch.__slots__, tensors, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """The weights of a linear layer, in an order that only the kernels that packed them understand.
+
+    data   whatever the implementation likes
+    n, k   outputs and inputs
+    """
+
+    data: Tensor
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """Keys and values of all layers. What a page looks like inside is the implementation's affair.
+
+    keys, values   dimension 0 is the layer, dimension 1 the page
+    page_size      tokens per page
+    """
+
+    keys: Tensor
+    values: Tensor
+    num_pages: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+
+
+class Kernels(Protocol):
+    """One implementation of every operation.
+
+    description        for people, e.g. "2 threads, compiled kernels for avx2"
+    activation_dtype   of everything but weights, ids and KV pages
+    auto_dtype         how weights are stored if nobody says
+    page_sizes         the page sizes that `allocate_kv` takes; empty: any
+    """
+
+    description: str
+    activation_dtype: torch.dtype
+    auto_dtype: torch.dtype
+    page_sizes: tuple[int, ...]
+
+    def supports_head_dim(self, head_dim: int) -> bool:
+        """True if `attention` handles heads of this size."""
+
+    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
+        """Pack matrices [n_i, K], stacked into one of N = sum of n_i rows, rounded to `dtype`."""
+
+    def allocate_kv(
+        self, *, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KvPages:
+        """KV storage for weights of `dtype`; see `kv_dtype` for its own. Its content is undefined until written."""
+
+    def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """How keys and values are stored beside weights of `dtype`."""
+
+    def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
+        """out[t, n] = sum over k of x[t, k] * weight[n, k], + bias[n].
+
+        x [T, K], bias [N], out [T, N]
+        """
+
+    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
+        """out[t] = weight[ids[t]]: row look-up in the weights of an output layer, which many models tie to the embedding.
+
+        ids int32 [T], each 0 … N-1 (unchecked); out [T, K]
+        """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
+        """out = x / sqrt(mean(x², of each row) + epsilon) * weight.        arXiv:1910.07467
+
+        x, out [T, H]; weight [H]
+        """
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
+        """residual += x, in place; then out = rms_norm(residual). x, residual, out [T, H]; weight [H]."""
+
+    def rotate_and_store(self, qkv: Tensor, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+        """Turn the heads of q and k in place by their positions, and write k and v into the pages.
+
+        qkv   [T, (Q + 2 KV) * D]: q, then k, then v of every row; Q follows from the width
+        rope  float32 [positions, rotary]: cosines of rotary/2 frequencies, then their sines. Element i of a head, i < rotary/2,
+              is paired with element i + rotary/2; the rest of the head stays.       arXiv:2104.09864, Hugging Face's order
+        """
+
+    def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:
+        """Causal attention over the pages: row i of request r sees its tokens 0 … position, this step's rows included.
+
+        out[t, q] = sum over tokens of softmax(scale * query · key) * value; query head q reads kv head q // (Q / KV).
+        qkv   [T, (Q + 2 KV) * D], after `rotate_and_store`; only q is read
+        out   [T, Q * D]
+        """
+
+    def silu_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+        """out = gate * sigmoid(gate) * up. gate_up [T, 2 I]: gate, then up; out [T, I].        arXiv:2002.05202"""

@@ -1,0 +1,152 @@
+"""The life of a `trunkline serve` process: start, stop, and every way of not starting."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.api.serving import MODEL, PATIENCE, Server, sse_events
+from trunkline.api.launch import bind
+from trunkline.errors import ConfigError
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+ENDLESS = {**CHAT, "max_tokens": 8_000, "ignore_eos": True}
+
+
+def wait_gone(pidfd: int) -> bool:
+    """True once the process is gone, however it went."""
+    readable, _, _ = select.select([pidfd], [], [], PATIENCE)
+    os.close(pidfd)
+    return bool(readable)
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A TMPDIR for the server alone. Short, since sockets must have short paths."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_from_start_to_stop(tiny: Path, scratch: Path, number: signal.Signals) -> None:
+    with Server(tiny, "--served-model-name", MODEL) as server:
+        health = httpx.get(server.url + "/health", timeout=PATIENCE)
+        assert health.status_code == 503, "the port answers before torch is even imported"
+        assert health.json()["status"] == "loading"
+        refused = httpx.post(server.url + "/v1/chat/completions", json=CHAT, timeout=PATIENCE)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
+
+        server.wait_ready()
+        assert httpx.get(server.url + "/health").json() == {"status": "ok"}
+        assert "KV cache size: " in server.output
+        assert "Maximum concurrency for 8,192 tokens per request: " in server.output
+        (folder,) = scratch.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        engine = os.pidfd_open(server.engine_pid())
+
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json={**ENDLESS, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(number)
+            events = sse_events("\n".join(lines) + "\n\n")
+        assert "shutting_down" in events[-1], "the stream is told, and does not pretend to be done"
+        assert server.wait_exit() == 0
+        assert wait_gone(engine)
+        assert list(scratch.iterdir()) == []
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+def test_death_of_the_engine(tiny: Path) -> None:
+    with Server(tiny, "--served-model-name", MODEL) as server:
+        server.wait_ready()
+        with httpx.stream("POST", server.url + "/v1/chat/completions", json={**ENDLESS, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(server.engine_pid(), signal.SIGKILL)
+            events = sse_events("\n".join(lines) + "\n\n")
+        assert "engine_dead" in events[-1]
+        assert server.wait_exit() == 1
+        assert "The engine process ended (signal SIGKILL). The server stops." in server.output
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+def test_engine_outlives_no_parent(tiny: Path) -> None:
+    with Server(tiny) as server:
+        server.wait_ready()
+        engine = os.pidfd_open(server.engine_pid())
+        server.process.kill()
+        assert wait_gone(engine)
+
+
+def serve_fails(*arguments: str) -> str:
+    """Run `trunkline serve` with arguments it cannot start with; returns its one sentence."""
+    command = [sys.executable, "-m", "trunkline", "serve", *arguments]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    return line
+
+
+def test_port_in_use_is_one_sentence(tiny: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"Cannot listen on 127.0.0.1:{port}: Address already in use." in serve_fails(
+            str(tiny), "--port", str(port)
+        )
+
+
+def test_missing_model_is_one_sentence(tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in serve_fails(str(tmp_path / "none"), "--port", "0")
+
+
+def test_truncated_model_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
+    for file in tiny.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "model.safetensors" in serve_fails(str(tmp_path), "--port", "0")
+
+
+@pytest.mark.slow
+def test_what_only_the_engine_finds_out_is_one_sentence_too(tiny: Path) -> None:
+    with Server(tiny, "--max-model-len", "99999999") as server:
+        assert server.wait_exit() == 1
+        first, *others = server.output.splitlines()
+        assert first.startswith("Listening")
+        assert len(others) == 1
+        assert "max-model-len" in others[0]
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_host_that_is_not_ours(host: str) -> None:
+    with pytest.raises(ConfigError, match=host):
+        bind(host, 0)
+
+
+def test_port_zero_takes_a_free_one() -> None:
+    with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
+        assert one.getsockname()[1] != two.getsockname()[1]
+
+
+def test_api_process_never_imports_torch() -> None:
+    code = (
+        "import sys, trunkline.api.app, trunkline.api.launch, trunkline.async_llm, trunkline.models.checkpoint\n"
+        "from trunkline.models.tokenizer import load_tokenizer\n"
+        "heavy = {'torch', 'triton', 'transformers', 'xgrammar', 'outlines_core'} & sys.modules.keys()\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,117 @@
+"""Compiling at first use: once, safely, and with a clear word when it can't be done. The compilers here are shell scripts."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from trunkline.kernels import build
+from trunkline.kernels.build import BuildError, build_library
+
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && { echo "fake %(version)s"; exit 0; }
+echo "$@" >> %(log)s
+while [ "$1" != -o ]; do shift; done
+echo library > "$2"
+%(then)s
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory of its own, with a compiler that writes down how it is called."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build._temporary_folder.cache_clear()
+    write_compiler(tmp_path)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    return tmp_path
+
+
+def write_compiler(home: Path, *, version: str = "1.0", then: str = "") -> None:
+    (home / "cc").write_text(COMPILER % {"version": version, "log": home / "log", "then": then})
+    (home / "cc").chmod(0o755)
+
+
+def calls(home: Path) -> list[str]:
+    return (home / "log").read_text().splitlines() if (home / "log").exists() else []
+
+
+def test_compiled_once_into_a_folder_that_is_ours_alone(home: Path) -> None:
+    library = build_library()
+    assert library.parent == home / "cache/trunkline/kernels"
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    assert build_library() == library
+    assert len(calls(home)) == 1
+    assert [file.name for file in library.parent.iterdir()] == [library.name], "nothing unfinished is left"
+
+
+def test_never_for_the_build_machine_alone(home: Path) -> None:
+    build_library("avx2")
+    build_library("baseline")
+    avx2, baseline = calls(home)
+    assert "-mavx2 -mfma -mf16c" in avx2 and "-mavx" not in baseline
+    assert all("native" not in call and "-ffp-contract=off" in call for call in (avx2, baseline))
+
+
+def test_another_compiler_target_or_source_is_another_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = {build_library("avx2"), build_library("baseline")}
+    write_compiler(home, version="2.0")
+    libraries.add(build_library("avx2"))
+    sources = home / "src"
+    sources.mkdir()
+    (sources / "a.c").write_text("int a;")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    libraries.add(build_library("avx2"))
+    (sources / "a.h").write_text("")
+    libraries.add(build_library("avx2"))
+    assert len(libraries) == 5
+
+
+def test_the_compiler_complains(home: Path) -> None:
+    write_compiler(home, then='echo "x.c:1: error: no such thing" >&2; exit 3')
+    with pytest.raises(BuildError, match=r"cc fails with code 3: x\.c:1: error: no such thing"):
+        build_library()
+    assert list((home / "cache/trunkline/kernels").iterdir()) == []
+
+
+def test_no_compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(home / "nothing"))
+    with pytest.raises(BuildError, match="there is no C compiler"):
+        build_library()
+    monkeypatch.setenv("CC", str(home / "missing"))
+    with pytest.raises(BuildError, match="missing does not run"):
+        build_library()
+
+
+def test_a_library_made_earlier_serves_without_a_compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = build_library("avx2")
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(home / "nothing"))
+    assert build_library("avx2") == library
+    with pytest.raises(BuildError, match="there is no C compiler"):
+        build_library("baseline")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_can_write_is_not_used(home: Path, mode: int) -> None:
+    folder = home / "cache/trunkline/kernels"
+    folder.mkdir(parents=True)
+    folder.chmod(mode)
+    library = build_library()
+    assert library.parent != folder and stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    assert list(folder.iterdir()) == []
+    assert build_library() == library, "one temporary folder for the process"
+    assert len(calls(home)) == 1
+
+
+def test_a_cache_that_cannot_be_made(home: Path) -> None:
+    (home / "cache").write_text("a file in the way")
+    assert build_library().read_text() == "library\n"
+
+
+def test_the_real_one_is_cached_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", os.path.join(os.sep, "home", "somebody"))
+    assert build.default_cache() == Path("/home/somebody/.cache/trunkline/kernels")

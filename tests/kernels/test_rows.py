@@ -1,0 +1,118 @@
+"""Norms, rotary embedding with the write into pages, gated activation: against the float64 oracle, and row by row."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.factories import STORAGE, TARGETS, Heads, Requests, assert_close, compiled, random
+from trunkline.kernels.interface import Kernels
+from trunkline.kernels.reference import ReferenceKernels
+
+ORACLE = ReferenceKernels(torch.float64)
+ROWS = (1, 3, 100)
+
+
+def both(target: str) -> list[Kernels]:
+    return [compiled(target), ORACLE]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", [1, 7, 8, 64, 576, 20_000])
+@pytest.mark.parametrize("rows", ROWS)
+def test_rms_norm(target: str, width: int, rows: int) -> None:
+    x, weight = random(rows, width, std=3), random(width, seed=1)
+    outputs = []
+    for kernels in both(target):
+        out = torch.empty(rows, width, dtype=kernels.activation_dtype)
+        kernels.rms_norm(x.to(out.dtype), weight.to(out.dtype), 1e-5, out=out)
+        outputs.append(out)
+    assert_close(outputs[0], outputs[1], 1e-6)
+    last = torch.empty(1, width)
+    compiled(target).rms_norm(x[-1:].clone(), weight, 1e-5, out=last)
+    assert torch.equal(last[0], outputs[0][-1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_add_rms_norm(target: str, rows: int) -> None:
+    x, residual, weight = random(rows, 70), random(rows, 70, seed=1), random(70, seed=2)
+    outputs, sums = [], []
+    for kernels in both(target):
+        total = residual.to(kernels.activation_dtype, copy=True)
+        out = torch.empty_like(total)
+        kernels.add_rms_norm(x.to(out.dtype), total, weight.to(out.dtype), 1e-5, out=out)
+        outputs.append(out)
+        sums.append(total)
+    assert torch.equal(sums[0], x + residual)
+    assert_close(outputs[0], outputs[1], 1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", [1, 5, 8, 33, 1536])
+def test_silu_mul(target: str, width: int) -> None:
+    gate_up = random(20, 2 * width, std=4)
+    outputs = []
+    for kernels in both(target):
+        out = torch.empty(20, width, dtype=kernels.activation_dtype)
+        kernels.silu_mul(gate_up.to(out.dtype), out=out)
+        outputs.append(out)
+    assert_close(outputs[0], outputs[1], 1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_silu_of_extremes(target: str) -> None:
+    gate = torch.tensor([0.0, -0.0, 1e-30, 20.0, -20.0, -80.0, -87.5, -88.5, -1e4, 88.5, 1e4, 3e38, math.nan])
+    out = torch.empty(1, len(gate))
+    compiled(target).silu_mul(torch.cat([gate, torch.ones_like(gate)])[None], out=out)
+    torch.testing.assert_close(
+        out[0], torch.nn.functional.silu(gate.double()).float(), rtol=1e-6, atol=1e-36, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rotary", [24, 8])
+def test_rotate_and_store(target: str, dtype: torch.dtype, rotary: int) -> None:
+    """q and k turned (the first `rotary` numbers of a head), v as it was; read back from pages of either layout."""
+    requests = Requests([37, 5], Heads(query=3, kv=3, dim=24))
+    requests.rope = requests.rope[:, :rotary].contiguous()
+    chunks = requests.everything()
+    turned, keys, values = [], [], []
+    for kernels in both(target):
+        batch, qkv = requests.batch(chunks), requests.rows(chunks, kernels.activation_dtype)
+        kv = requests.allocate(kernels, dtype if kernels is not ORACLE else torch.float64)
+        kernels.rotate_and_store(qkv, requests.rope, batch, kv, 1)
+        turned.append(qkv)
+        page, place = batch.slots.long() // 16, batch.slots.long() % 16
+        if kernels is ORACLE:
+            keys.append(kv.keys[1, page, place])
+            values.append(kv.values[1, page, place])
+        else:
+            keys.append(kv.keys[1, page, :, :, place].float())
+            values.append(kv.values[1, page, :, place].float())
+            written = kv.keys[1].isfinite().sum()
+            assert written == 42 * 3 * 24 and kv.keys[0].isnan().all(), "these tokens of this layer, and nothing else"
+    assert_close(turned[0], turned[1], 1e-6)
+    stored = max(STORAGE[compiled(target).kv_dtype(dtype)], 1e-6)
+    assert_close(keys[0], keys[1], stored)
+    assert_close(values[0], values[1], stored)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_float16_storage_rounds_to_nearest_even(target: str) -> None:
+    """All kinds of float16 numbers, their neighbours and the ties between them; what is too large becomes the largest."""
+    halves = torch.arange(0, 0x7C00, 5, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    step = torch.cat([halves[1:], halves[-1:] + 32]) - halves
+    numbers = torch.cat(
+        [halves, halves + step / 10, halves + step / 2, -halves, torch.tensor([65519.0, 65520.0, 1e30, -1e30])]
+    )
+    numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % 8)).view(-1, 8)
+    requests = Requests([len(numbers)], Heads(query=1, kv=1, dim=8))
+    requests.qkv[0][:, 16:] = numbers
+    kv = requests.allocate(compiled(target), torch.float16)
+    batch = requests.batch(requests.everything())
+    compiled(target).rotate_and_store(requests.rows(requests.everything()), requests.rope, batch, kv, 0)
+    slots = batch.slots.long()
+    stored = kv.values[0, slots // 16, 0, slots % 16]
+    assert torch.equal(stored, numbers.clamp(-65504, 65504).half())

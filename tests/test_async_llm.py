@@ -1,0 +1,232 @@
+"""AsyncLLM with a real engine process and the tiny model: it streams, it aborts, and it leaves nothing behind."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.tiny import VOCAB_SIZE, tiny_model
+from trunkline import AsyncLLM, SamplingParams
+from trunkline.api.client import CallFailed
+from trunkline.api.engine_process import EngineFailedToStart
+from trunkline.async_llm import Prompt
+from trunkline.config import engine_config
+from trunkline.errors import ConfigError, ContextLengthExceeded, InvalidParameter, ModelError, Overloaded
+from trunkline.messages import Ready
+from trunkline.outputs import RequestOutput
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=8192))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm(model: str) -> AsyncIterator[AsyncLLM]:
+    async with AsyncLLM(model, kv_cache_memory=2**22, threads=1) as llm:
+        yield llm
+
+
+async def last(outputs: AsyncIterator[RequestOutput]) -> RequestOutput:
+    async for output in outputs:
+        final = output
+    return final
+
+
+async def idle(llm: AsyncLLM) -> dict[str, Any]:
+    while (stats := await llm.call("stats"))["running"] or stats["waiting"]:
+        pass
+    assert await llm.call("check") == {"ok": True}
+    return stats
+
+
+async def test_outputs_grow_to_the_whole(llm: AsyncLLM) -> None:
+    text, num_outputs = "", 0
+    async for output in llm.generate("hello world", GREEDY):
+        (completion,) = output.outputs
+        text += completion.delta
+        num_outputs += 1
+        assert completion.text == text
+        assert output.prompt == "hello world"
+        assert output.prompt_token_ids == tuple(llm.tokenizer.encode("hello world"))
+    assert output.finished
+    assert (completion.finish_reason, len(completion.token_ids)) == ("length", 8)
+    assert num_outputs > 1, "it streams"
+
+
+async def test_prompts_of_all_kinds_are_the_same(llm: AsyncLLM) -> None:
+    ids = llm.tokenizer.encode("hello world")
+    prompts: list[Prompt] = ["hello world", ids, {"prompt_token_ids": ids}]
+    texts = {(await last(llm.generate(prompt, GREEDY))).text for prompt in prompts}
+    assert len(texts) == 1
+
+
+async def test_chat_uses_the_template(llm: AsyncLLM) -> None:
+    output = await last(llm.chat(HELLO, GREEDY))
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    again = await last(llm.chat(HELLO, GREEDY))
+    assert again.text == output.text
+    assert again.cached_tokens == (len(output.prompt_token_ids) - 1) // 16 * 16
+
+
+async def test_many_at_once_are_each_as_alone(llm: AsyncLLM) -> None:
+    prompts = [f"number {number} of several" for number in range(12)]
+    alone = [(await last(llm.generate(prompt, GREEDY))).text for prompt in prompts]
+    together = await asyncio.gather(*(last(llm.generate(prompt, GREEDY)) for prompt in prompts))
+    assert [output.text for output in together] == alone
+
+
+async def test_seed_and_n(llm: AsyncLLM) -> None:
+    sampling = SamplingParams(n=3, seed=11, max_tokens=12, ignore_eos=True)
+    first, second = [await last(llm.generate("hello", sampling)) for _ in range(2)]
+    texts = [completion.text for completion in first.outputs]
+    assert [completion.text for completion in second.outputs] == texts
+    assert len(set(texts)) == 3
+    alone = await last(llm.generate("hello", SamplingParams(seed=13, max_tokens=12, ignore_eos=True)))
+    assert alone.text == texts[2]
+
+
+async def test_logprobs(llm: AsyncLLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    output = await last(llm.generate("hello world and", sampling))
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert [position.chosen.token_id for position in logprobs] == list(output.outputs[0].token_ids)
+    assert [position.rank for position in logprobs] == [1, 1, 1]
+    assert [position.chosen.token_id for position in output.prompt_logprobs] == list(output.prompt_token_ids[1:])
+    assert all(len(position.top) == 2 for position in logprobs)
+
+
+async def test_stop_string_ends_the_request_in_the_engine_too(llm: AsyncLLM) -> None:
+    text = (await last(llm.generate("hello", SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)))).text
+    stop = text[10:12]
+    before = (await idle(llm))["generation_tokens_total"]
+    output = await last(
+        llm.generate("hello", SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True, stop=(stop,)))
+    )
+    assert output.text == text[: text.index(stop)]
+    assert output.outputs[0].stop_reason == stop
+    assert (await idle(llm))["generation_tokens_total"] - before < 1000
+
+
+async def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:
+    async for _ in llm.generate("hello", ENDLESS):
+        break
+    stats = await idle(llm)
+    assert stats["pages"]["lease"] == 0
+
+
+async def test_cancelling_the_task_aborts(llm: AsyncLLM) -> None:
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in llm.generate("hello", ENDLESS):
+            started.set()
+
+    task = asyncio.create_task(read())
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await idle(llm)
+
+
+async def test_abort_by_id(llm: AsyncLLM) -> None:
+    outputs = llm.generate("hello", ENDLESS, request_id="mine")
+    await anext(outputs)
+    with pytest.raises(InvalidParameter, match="request_id"):
+        await last(llm.generate("hello", GREEDY, request_id="mine"))
+    llm.abort("mine")
+    output = await last(outputs)
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
+    llm.abort("unknown")
+    await idle(llm)
+    assert (await last(llm.generate("hello", GREEDY, request_id="mine"))).outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "error"),
+    [
+        ([], GREEDY, InvalidParameter),
+        ([VOCAB_SIZE], GREEDY, InvalidParameter),
+        ([-1], GREEDY, InvalidParameter),
+        ("half \ud800", GREEDY, InvalidParameter),
+        ("hello", SamplingParams(stop_token_ids=(VOCAB_SIZE,)), InvalidParameter),
+        ("hello", SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), InvalidParameter),
+        ([5] * 8192, GREEDY, ContextLengthExceeded),
+        ("x" * 2_000_000, GREEDY, ContextLengthExceeded),
+    ],
+)
+async def test_bad_request_fails_alone(
+    llm: AsyncLLM, prompt: Any, sampling: SamplingParams, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await last(llm.generate(prompt, sampling))
+    assert len((await last(llm.generate("hello", GREEDY))).outputs[0].token_ids) == 8
+
+
+async def test_unknown_call_is_answered_with_words(llm: AsyncLLM) -> None:
+    with pytest.raises(CallFailed, match="There is no method"):
+        await llm.call("no such method")
+
+
+async def test_prompt_longer_than_the_whole_cache_names_the_cache(model: str) -> None:
+    llm = AsyncLLM(model)
+    ready = Ready(
+        max_model_len=8192,
+        num_pages=4,
+        page_size=16,
+        vocab_size=VOCAB_SIZE,
+        dtype="float16",
+        device="cpu",
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+    )
+    llm.ready, llm.client = ready, object()  # type: ignore[assignment]
+    with pytest.raises(
+        ContextLengthExceeded, match=r"context length is 64 tokens.*in 70 tokens.*whole KV cache holds 64"
+    ):
+        llm.submit([[5] * 70], GREEDY, request_id="r")
+
+
+async def test_before_start_and_after_shutdown(model: str) -> None:
+    llm = AsyncLLM(model)
+    with pytest.raises(Overloaded):
+        llm.submit([[5]], GREEDY, request_id="r")
+    await llm.shutdown()
+    await llm.shutdown()
+
+
+async def test_missing_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        await AsyncLLM(str(tmp_path / "none")).start()
+
+
+async def test_flag_that_does_not_exist(model: str) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
+        AsyncLLM(model, max_num_seq=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.slow
+async def test_engine_that_cannot_start_says_why(model: str) -> None:
+    with pytest.raises(EngineFailedToStart, match="max-model-len"):
+        await AsyncLLM(model, max_model_len=10**8).start()
+
+
+@pytest.mark.slow
+async def test_shutdown_fails_what_is_under_way(model: str) -> None:
+    llm = await AsyncLLM.of(engine_config(model, kv_cache_memory=2**22, threads=1)).start()
+    with pytest.raises(Overloaded, match="shutting down"):
+        async for _ in llm.generate("hello", ENDLESS):
+            await llm.shutdown()

@@ -1,0 +1,360 @@
+"""`AsyncLLM`: the engine in its own process, asynchronously. It streams and it aborts; the HTTP routes stand on it.
+
+Knows text and token ids; no HTTP. Never imports torch: that is the engine process's.
+"""
+
+import asyncio
+import itertools
+import secrets
+from array import array
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypedDict, Unpack
+
+import msgspec
+
+from trunkline.api.client import EngineClient
+from trunkline.api.engine_process import EngineFailedToStart, EngineProcess
+from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
+from trunkline.api.template import ChatTemplate
+from trunkline.api.template_source import chat_template_source
+from trunkline.config import EngineConfig, EngineFlags, engine_config
+from trunkline.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidParameter,
+    Overloaded,
+)
+from trunkline.messages import Generate, Loading, Ready
+from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
+from trunkline.models.tokenizer import Tokenizer, load_tokenizer
+from trunkline.outputs import RequestOutput
+from trunkline.sampling import SamplingParams
+
+# Longer texts are tokenized in a thread, so that other requests' tokens keep flowing meanwhile.
+LONG_TEXT = 20_000  # characters
+SEEDS = 2**64
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | TokensPrompt
+
+
+class AsyncLLM:
+    """A model served by an engine process of its own.
+
+    async with AsyncLLM() as llm:                                  # the built-in model
+        async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=32)):
+            print(output.outputs[0].delta, end="")
+
+    llm = AsyncLLM("path/to/folder-or.gguf", max_num_seqs=8)       # flags as of `trunkline serve`
+    await llm.start()                                              # or at the first request
+    await llm.shutdown()
+
+    Leaving the loop early, or cancelling its task, aborts the request within a step; so does `abort(request_id)`.
+    Starting raises StartupError: ModelError, ConfigError, or EngineFailedToStart with the engine's own words. Everything raises EngineDead once
+    the engine process has ended.
+
+    chat_template  path of a Jinja file, or the template itself; None: the model's own
+    """
+
+    def __init__(
+        self, model: str | None = None, *, chat_template: str | None = None, **flags: Unpack[EngineFlags]
+    ) -> None:
+        self._configure(engine_config(model or builtin_model(), **flags), chat_template)
+
+    @classmethod
+    def of(cls, config: EngineConfig, *, chat_template: str | None = None) -> Self:
+        """The same from composed settings."""
+        llm = cls.__new__(cls)
+        llm._configure(config, chat_template)
+        return llm
+
+    def _configure(self, config: EngineConfig, chat_template: str | None) -> None:
+        self.config = config
+        self.ready: Ready | None = None  # None until the engine takes requests, and after `shutdown`
+        self.checkpoint: Checkpoint
+        self.tokenizer: Tokenizer
+        self.template: ChatTemplate | None = None
+        self._longest_token: int
+        self.process: EngineProcess | None = None
+        self.client: EngineClient | None = None
+        self._template_source = chat_template_source(chat_template) if chat_template else None
+        self._starting = asyncio.Lock()
+        self._watcher: asyncio.Task[EngineDead] | None = None
+        self._numbers = itertools.count()  # of everything sent to the engine
+        self._generations: dict[str, Generation] = {}
+
+    # ---------------------------------------------------------------- life
+
+    async def start(self, *, on_loading: Callable[[Loading], None] | None = None) -> Self:
+        """Start the engine process and wait until it takes requests. Idempotent.
+
+        on_loading  is told how far the weights are read
+        """
+        async with self._starting:
+            if self.ready is None:
+                try:
+                    await self._start(on_loading)
+                except BaseException:
+                    await self.shutdown()
+                    raise
+        return self
+
+    async def _start(self, on_loading: Callable[[Loading], None] | None) -> None:
+        self.checkpoint = await asyncio.to_thread(open_checkpoint, self.config.model)
+        self.process = EngineProcess(self.config)
+        self.client = EngineClient(self.process.address, on_loading=on_loading)
+        self.client.start()
+        self._watcher = asyncio.create_task(self._watch(self.process, self.client), name="engine watcher")
+        # While the engine imports and reads weights:
+        self.tokenizer, self._longest_token = await asyncio.to_thread(_load_tokenizer, self.config.model.path)
+        template = self._template_source or self.tokenizer.chat_template
+        self.template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
+        try:
+            self.ready = await self.client.wait_ready()
+        except EngineDead as dead:
+            raise EngineFailedToStart(self.process.last_line or str(dead)) from None
+
+    async def _watch(self, process: EngineProcess, client: EngineClient) -> EngineDead:
+        await process.wait()
+        dead = EngineDead(f"The engine process ended ({process.describe_exit()}).")
+        client.mark_dead(dead)
+        return dead
+
+    async def wait_dead(self) -> EngineDead:
+        """Return when the engine process has ended by itself, and everything under way has been told."""
+        assert self._watcher is not None, "the engine was never started"
+        return await asyncio.shield(self._watcher)
+
+    async def shutdown(self) -> None:
+        """End the engine; requests under way fail with Overloaded. Idempotent."""
+        self.ready = None
+        client, self.client = self.client, None
+        process, self.process = self.process, None
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+        if client is not None:
+            client.end(Overloaded("The server is shutting down.", code="shutting_down"))
+            await client.close()
+        if process is not None:
+            await process.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # ---------------------------------------------------------------- use
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continue a prompt: one RequestOutput each time something was added.
+
+        prompt           text, token ids, or {"prompt_token_ids": [...]}
+        sampling_params  default: SamplingParams(max_tokens=16)
+        request_id       to abort it by; must be unique among those running
+        priority         lower is more urgent, under the policy "priority"
+        cache_salt       requests with different salts never share cached prefixes
+
+        Raises RequestError if it is refused.
+        """
+        await self.start()
+        text: str | None = None
+        if isinstance(prompt, str):
+            text = prompt
+            token_ids: Sequence[int] = await self.encode(text)
+        elif isinstance(prompt, Mapping):
+            token_ids = prompt["prompt_token_ids"]
+        else:
+            token_ids = prompt
+        sampling = sampling_params or SamplingParams(max_tokens=16)
+        async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a conversation, as `generate`; the prompt is what the chat template makes of it."""
+        await self.start()
+        if self.template is None:
+            raise ConfigError("The model has no chat template; pass one as chat_template.")
+        text = self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
+        )
+        token_ids = await self.encode(text, add_special_tokens=False, what="messages")
+        sampling = sampling_params or SamplingParams(max_tokens=256)
+        async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
+            yield output
+
+    def abort(self, request_id: str) -> None:
+        """End a request of `generate` or `chat`: its last output says finish_reason "abort". Unknown ids are ignored."""
+        if generation := self._generations.get(request_id):
+            generation.close()
+
+    async def call(self, method: str, **args: Any) -> Any:
+        """Ask the engine: "stats", "check", "flush". Raises api.client.CallFailed."""
+        return await self._running()[0].call(method, **args)
+
+    # ---------------------------------------------------------------- what the routes use too
+
+    @property
+    def max_tokens_per_request(self) -> int:
+        """Tokens that one request may have, prompt and output: the model's limit or the whole cache, whichever is smaller."""
+        ready = self._running()[1]
+        return min(ready.max_model_len, ready.num_pages * ready.page_size)
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True, what: str = "prompt") -> list[int]:
+        """Token ids. Text that looks like a special token is one, as in Hugging Face's tokenizers.
+
+        Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it cannot fit.
+        """
+        fewest = len(text) // self._longest_token
+        if fewest > self.max_tokens_per_request:
+            cause = " (That is the fewest it can be: a text this long is refused before it is tokenized.)"
+            raise ContextLengthExceeded(limit=self.max_tokens_per_request, seen=fewest, what=what, cause=cause)
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        salt: str = "",
+        what: str = "prompt",
+        observer: Observer | None = None,
+    ) -> Generation:
+        """Send prompts to the engine: `sampling.n` continuations of each, i of them with seed + i.
+
+        what  the parameter to name in errors: "prompt" or "messages"
+
+        Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, Overloaded, EngineDead.
+        """
+        client, ready = self._running()
+        check_token_ids(sampling, ready.vocab_size)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        requests: list[Generate] = []
+        choices: dict[str, OutputProcessor] = {}
+        for prompt in prompts:
+            self._check_prompt(prompt, ready, sampling, what)
+            for i in range(sampling.n):
+                params = msgspec.structs.replace(sampling, n=1, seed=(seed + i) % SEEDS)
+                # Numbered: a caller may use an id again while the last messages of its first use are still on their way.
+                name = f"{request_id}-{next(self._numbers)}"
+                choices[name] = OutputProcessor(
+                    self.tokenizer, params, eos_token_ids=self.checkpoint.eos_token_ids, index=len(requests)
+                )
+                requests.append(
+                    Generate(
+                        request_id=name,
+                        prompt=array("i", prompt).tobytes(),
+                        sampling=msgspec.structs.replace(params, stop=()),  # text is none of the engine's business
+                        priority=priority,
+                        salt=salt,
+                    )
+                )
+        return Generation(client.generate(requests), choices, prompts=prompts, n=sampling.n, observer=observer)
+
+    def _check_prompt(self, prompt: Sequence[int], ready: Ready, sampling: SamplingParams, what: str) -> None:
+        """The engine would refuse it too; but here all of a request's prompts are looked at before any is sent."""
+        if not prompt:
+            raise InvalidParameter(f"The {what} is empty; it must have at least one token.", param=what)
+        for token_id in (min(prompt), max(prompt)):
+            if not 0 <= token_id < ready.vocab_size:
+                raise InvalidParameter.of(what, token_id, f"token ids from 0 to {ready.vocab_size - 1}")
+        limit = self.max_tokens_per_request
+        if len(prompt) + (0 if sampling.max_tokens == 0 else 1) > limit:
+            cause = "" if limit == ready.max_model_len else f" (The whole KV cache holds {limit} tokens.)"
+            raise ContextLengthExceeded(limit=limit, seen=len(prompt), what=what, cause=cause)
+
+    def _running(self) -> tuple[EngineClient, Ready]:
+        if self.client is None or self.ready is None:
+            raise Overloaded("The model is still loading; try again in a moment.")
+        return self.client, self.ready
+
+    # ---------------------------------------------------------------- outputs
+
+    async def _stream(
+        self,
+        text: str | None,
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        salt: str,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        name = f"request-{next(self._numbers)}" if request_id is None else request_id
+        if name in self._generations:
+            raise InvalidParameter.of("request_id", name, "an id that no running request has")
+        generation = self.submit([token_ids], sampling, request_id=name, priority=priority, salt=salt)
+        self._generations[name] = generation
+        try:
+            async for deltas in generation:
+                yield _output(name, text, generation, deltas)
+            if any(not choice.finished for choice in generation.choices):
+                for choice in generation.choices:
+                    choice.finish_reason = choice.finish_reason or "abort"
+                yield _output(name, text, generation, [])
+        finally:
+            del self._generations[name]
+            generation.close()
+
+
+def _load_tokenizer(path: str) -> tuple[Tokenizer, int]:
+    """The tokenizer, and the size in bytes of its longest token."""
+    tokenizer = load_tokenizer(path)
+    return tokenizer, max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+
+
+def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidParameter for a token id in `logit_bias` or `stop_token_ids` that the model does not have."""
+    for param in ("logit_bias", "stop_token_ids"):
+        for token_id in getattr(sampling, param):
+            if token_id >= vocab_size:
+                raise InvalidParameter.of(param, token_id, f"token ids from 0 to {vocab_size - 1}")
+
+
+def _output(request_id: str, prompt: str | None, generation: Generation, deltas: list[Delta]) -> RequestOutput:
+    """All there is so far, with what the deltas added."""
+    added = dict.fromkeys(range(len(generation.choices)), "")
+    for delta in deltas:
+        added[delta.index] += delta.text
+    first = generation.choices[0]
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=tuple(generation.prompts[0]),
+        prompt_logprobs=None if first.prompt_logprobs is None else tuple(first.prompt_logprobs),
+        cached_tokens=first.cached_tokens,
+        outputs=tuple(choice.output(added[choice.index]) for choice in generation.choices),
+        finished=all(choice.finished for choice in generation.choices),
+    )

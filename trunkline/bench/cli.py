@@ -1,0 +1,149 @@
+"""`trunkline bench serve`: measure any OpenAI-compatible server with the workloads W1 … W6."""
+
+import argparse
+import asyncio
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trunkline.bench.workloads import NAMES
+from trunkline.errors import ConfigError, StartupError
+
+WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `trunkline bench serve`, on a parser of the caller's."""
+    parser.add_argument(
+        "--base-url", default="http://127.0.0.1:8000", help="the server, with or without /v1 (%(default)s)"
+    )
+    parser.add_argument("--model", help="the model's name (default: the first that /v1/models lists)")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        default=["all"],
+        metavar="W",
+        help=f"any of {' '.join(NAMES)}, or all, which is {WORKLOADS_WITHOUT_CROWD[0]} … {WORKLOADS_WITHOUT_CROWD[-1]} (all)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write every number to this JSON file as well")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the texts; a new one finds nothing cached (%(default)s)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="a model folder or GGUF file whose tokenizer measures the prompts (default: the built-in model's)",
+    )
+    parser.add_argument(
+        "--num-warmups", type=int, default=1, help="uncounted requests before each workload (%(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds of silence that fail a request (%(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what the flags ask for. Returns the exit code: 1 if not one request succeeded.
+
+    Raises StartupError, a sentence for the user, if the flags make no sense or no server answers.
+    """
+    names = selected(args.workload)
+    if args.num_warmups < 0:
+        raise ConfigError(f"--num-warmups is {args.num_warmups}; allowed is 0 or more.")
+    if args.timeout <= 0:
+        raise ConfigError(f"--timeout is {args.timeout:g}; allowed is any number of seconds above 0.")
+    if args.output is not None and not args.output.resolve().parent.is_dir():
+        raise ConfigError(f"--output is {args.output}, whose folder does not exist; create it first.")
+    result = asyncio.run(_measure(args, names))
+    if args.output is not None:
+        args.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0 if any(summary["succeeded"] for summary in result["workloads"]) else 1
+
+
+def selected(given: Sequence[str]) -> tuple[str, ...]:
+    """`["W2", "W1"]` or `["all"]`, also with commas, as names in order. Raises ConfigError for an unknown one."""
+    names: list[str] = []
+    for name in ",".join(given).split(","):
+        if name.lower() == "all":
+            names += WORKLOADS_WITHOUT_CROWD
+        elif name.upper() in NAMES:
+            names.append(name.upper())
+        else:
+            raise ConfigError(f"--workload is {name!r}; allowed are {', '.join(NAMES)} and all.")
+    return tuple(dict.fromkeys(names))
+
+
+def make_texts(tokenizer: str | None) -> Any:
+    """Texts measured by the tokenizer at that path, or by the built-in model's."""
+    from trunkline.bench.texts import Texts
+    from trunkline.models.tokenizer import load_tokenizer
+
+    if tokenizer is None:
+        from trunkline.models.checkpoint import builtin_model
+
+        tokenizer = builtin_model()
+    loaded = load_tokenizer(tokenizer)
+    return Texts(lambda text: loaded.encode(text, add_special_tokens=False))
+
+
+async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    from trunkline.bench.report import platform_facts, summarize, table
+    from trunkline.bench.runner import Server
+    from trunkline.bench.workloads import make_workloads, warm_up
+
+    started = datetime.datetime.now(datetime.UTC)
+    async with Server(args.base_url, api_key=args.api_key, timeout=args.timeout) as server:
+        model = args.model or await server.model()
+        texts = make_texts(args.tokenizer)
+        summaries = []
+        for workload in (workload for name in names for workload in make_workloads(name, texts, args.seed)):
+            await server.run(warm_up(workload, texts, args.seed, args.num_warmups), model)
+            count = sum(len(session) for session in workload.sessions)
+            print(
+                f"{workload.name}: {workload.title}, {count} requests, {workload.concurrency} at a time",
+                file=sys.stderr,
+            )
+            summaries.append(summarize(await server.run(workload, model)))
+        server_version = await server.version()
+    print(table(summaries))
+    for line in remarks(summaries):
+        print(line)
+    return {
+        "date": started.isoformat(timespec="seconds"),
+        "server": {"base_url": args.base_url, "model": model, "version": server_version},
+        "seed": args.seed,
+        "tokenizer": Path(args.tokenizer).name if args.tokenizer else "built-in",
+        "client": platform_facts(),
+        "workloads": summaries,
+    }
+
+
+def remarks(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table cannot say: the first error of a workload, and that the cold prompts were not cold."""
+    lines = []
+    for one in summaries:
+        if one["failures"]:
+            failed = f"{one['failures']} of {one['requests']} failed"
+            lines.append(f"{one['workload']}: {failed}, the first with: {one['first_error']}")
+        if one["workload"] == "W5" and one["cached_tokens"] > one["prompt_tokens"] // 10:
+            lines.append("W5: the server had cached these prompts; for cold ones restart it, or take another --seed.")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m trunkline.bench.cli`, the same without the engine's command line around it."""
+    parser = argparse.ArgumentParser(prog="trunkline bench serve", description=__doc__)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except StartupError as error:
+        print(f"trunkline: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -190,7 +190,7 @@ def _progress_bar(title: str) -> Iterator[Callable[[Loading], None]]:
     """On a terminal; elsewhere nothing is shown."""
     from tqdm import tqdm
 
-    with tqdm(desc=title, unit="tensor", leave=False, disable=None) as bar:
+    with tqdm(desc=title, unit=" tensors", leave=False, disable=None) as bar:
 
         def show(loading: Loading) -> None:
             bar.total = loading.total

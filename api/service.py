@@ -4,7 +4,6 @@ Knows requests and answers; the routes know their wire formats.
 """
 
 import json
-import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +15,6 @@ from trunkline.config import ApiConfig
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelNotFound, Overloaded, RequestError
 from trunkline.messages import Loading
 from trunkline.sampling import SamplingParams
-
-logger = logging.getLogger("trunkline.api")
 
 # What of a generation_config.json becomes a default of requests; the rest is about other libraries' loops.
 GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -8,6 +8,7 @@
 A client says Call(0, "hello"); it is told Loading while weights are read, and Ready when requests are taken.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -50,6 +51,7 @@ class Mailbox:
     """The socket side: who sent what, and who is told what."""
 
     def __init__(self, address: str) -> None:
+        self.address = address
         self.context = zmq.Context(io_threads=1)
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # a slow reader is the client's to bound; the engine never blocks on one
@@ -96,8 +98,13 @@ class Mailbox:
             self.send(client, batch)
 
     def close(self) -> None:
+        """Free the socket, and remove its folder: a parent that was killed cannot do that."""
         self.socket.close(linger=1000)
         self.context.term()
+        path = self.address.removeprefix("ipc://")
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
 
 
 class EngineProcess:

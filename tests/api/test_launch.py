@@ -82,12 +82,13 @@ def test_death_of_the_engine(tiny: Path) -> None:
 
 
 @pytest.mark.slow
-def test_engine_outlives_no_parent(tiny: Path) -> None:
+def test_engine_outlives_no_parent(tiny: Path, scratch: Path) -> None:
     with Server(tiny) as server:
         server.wait_ready()
         engine = os.pidfd_open(server.engine_pid())
         server.process.kill()
         assert wait_gone(engine)
+        assert list(scratch.iterdir()) == [], "nor does the socket's folder"
 
 
 def serve_fails(*arguments: str) -> str:

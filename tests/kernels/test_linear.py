@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kernels.factories import TARGETS, assert_close, compiled, random
+from tests.kernels.factories import TARGETS, THIS_MACHINE, assert_close, compiled, random
 from trunkline.kernels.reference import ReferenceKernels
 
 ORACLE = ReferenceKernels(torch.float64)
@@ -65,7 +65,18 @@ def test_stacked_layers_equal_the_layers(sizes: list[int]) -> None:
     stacked = torch.empty(3, sum(sizes))
     kernels.linear(x, kernels.pack_linear(weights, torch.float16), out=stacked)
     for weight, part in zip(weights, stacked.split(sizes, dim=1), strict=True):
-        assert torch.equal(multiply(x, weight, torch.float16, target=TARGETS[0].values[0]), part)
+        assert torch.equal(multiply(x, weight, torch.float16, target=THIS_MACHINE), part)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", [torch.float64, *DTYPES], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_dtype_packs_into_any(target: str, source: torch.dtype, dtype: torch.dtype) -> None:
+    kernels, weight = compiled(target), random(20, 9).to(source)
+    weight[3, 3:6] = torch.tensor([0.0, 1e-7, -3e-5])
+    packed = kernels.pack_linear([weight], dtype).data  # [panels, K, panel]
+    rows = packed.transpose(1, 2).flatten(0, 1)
+    assert torch.equal(rows[:20], weight.float().to(dtype)) and not rows[20:].any()
 
 
 @pytest.mark.parametrize("target", TARGETS)

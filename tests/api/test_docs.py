@@ -1,0 +1,37 @@
+"""The pages for users name everything there is."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.api.test_metrics import NAMES
+from trunkline.api.protocol import ChatRequest, CompletionRequest
+from trunkline.cli import make_parser
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def cells(page: str) -> set[str]:
+    """Everything in `code` in the tables of a page."""
+    rows = [line for line in (DOCS / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    return {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
+
+
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest])
+def test_every_field_is_in_the_table(request_type: type[ChatRequest | CompletionRequest]) -> None:
+    fields = {*request_type.model_fields, *request_type.unsupported}
+    assert fields - cells("api.md") == set()
+
+
+def test_every_metric_is_in_the_table() -> None:
+    assert NAMES.keys() - cells("api.md") == set()
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_every_flag_is_in_the_table(command: str) -> None:
+    (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    flags = {flag for action in commands.choices[command]._actions for flag in action.option_strings}
+    found = {cell.split()[0] for cell in cells("cli.md") if cell.startswith("-")} | {"--model"}
+    assert flags - {"-h", "--help"} - found == set()

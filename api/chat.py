@@ -34,14 +34,14 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_ready()
     chat = ChatRequest.parse(await read_json(request, service.config.max_body_bytes))
-    service.check_model(chat.model)
+    model = service.served_model(chat.model)
     sampling = chat.sampling(service.sampling_defaults)
     if service.llm.template is None:
         raise InvalidParameter("The model has no chat template; use /v1/completions, or serve it with --chat-template.")
     token_ids = await service.llm.encode(
         render(service.llm.template, chat), add_special_tokens=bool(chat.add_special_tokens), what="messages"
     )
-    answer = ChatAnswer(chat, f"chatcmpl-{uuid.uuid4().hex}")
+    answer = ChatAnswer(chat, model, f"chatcmpl-{uuid.uuid4().hex}")
     generation = service.llm.submit(
         [token_ids],
         sampling,
@@ -88,13 +88,13 @@ def _system_in_front(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class ChatAnswer:
     """The wire format of one answer. What every chunk has in common is encoded once."""
 
-    def __init__(self, chat: ChatRequest, answer_id: str) -> None:
+    def __init__(self, chat: ChatRequest, model: str, answer_id: str) -> None:
         self.id = answer_id
         self._chat = chat
         self._common = {
             "id": answer_id,
             "created": int(time.time()),
-            "model": chat.model,
+            "model": model,
             "system_fingerprint": FINGERPRINT,
         }
         common = msgspec.json.encode({**self._common, "object": "chat.completion.chunk"})

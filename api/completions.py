@@ -30,10 +30,10 @@ async def completions(request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_ready()
     completion = CompletionRequest.parse(await read_json(request, service.config.max_body_bytes))
-    service.check_model(completion.model)
+    model = service.served_model(completion.model)
     sampling = completion.sampling(service.sampling_defaults)
     prompts = [await _token_ids(service.llm, completion, prompt) for prompt in completion.prompts()]
-    answer = CompletionAnswer(completion, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer)
+    answer = CompletionAnswer(completion, model, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer)
     generation = service.llm.submit(
         prompts,
         sampling,
@@ -103,7 +103,7 @@ class LegacyLogprobs:
 class CompletionAnswer:
     """The wire format of one answer."""
 
-    def __init__(self, completion: CompletionRequest, answer_id: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, completion: CompletionRequest, model: str, answer_id: str, tokenizer: Tokenizer) -> None:
         self.id = answer_id
         self._completion = completion
         self._tokenizer = tokenizer
@@ -111,7 +111,7 @@ class CompletionAnswer:
             "id": answer_id,
             "object": "text_completion",
             "created": int(time.time()),
-            "model": completion.model,
+            "model": model,
             "system_fingerprint": FINGERPRINT,
         }
         self._head = b"data: " + msgspec.json.encode(self._common)[:-1] + b',"choices":['

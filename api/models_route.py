@@ -21,7 +21,7 @@ async def get_model(request: Request) -> Response:
     """One, by its name, which may hold slashes."""
     service: Service = request.app.state.service
     name = request.path_params["name"]
-    service.check_model(name)
+    service.served_model(name)
     return json_response(_entry(service, name))
 
 

@@ -42,7 +42,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -45,11 +45,17 @@ class Service:
         if self.llm.ready is None:
             raise Overloaded("The model is still loading; try again in a moment.")
 
-    def check_model(self, name: str) -> None:
-        """Raises ModelNotFound for a name that is not served."""
+    def served_model(self, name: str | None) -> str:
+        """The name an answer carries: the request's, or the first served one if it has none, as llama.cpp and vLLM do.
+
+        Raises ModelNotFound for a name that is not served.
+        """
+        if name is None:
+            return self.config.served_model_names[0]
         if name not in self.config.served_model_names:
             served = ", ".join(repr(served) for served in self.config.served_model_names)
             raise ModelNotFound(f"The model {name[:200]!r} is not served here; served is {served}.", param="model")
+        return name
 
     def observe(self) -> RequestObserver:
         """Metrics of one request, which arrives now."""

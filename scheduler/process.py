@@ -117,7 +117,13 @@ class EngineProcess:
         self.loading = Loading(done=0, total=1)
 
     def run(self) -> int:
-        engine, ready = self._load()
+        try:
+            self._serve(*self._load())
+        finally:
+            self.mailbox.close()
+        return 0
+
+    def _serve(self, engine: Engine, ready: Ready) -> None:
         gc.collect()
         gc.freeze()  # what is loaded stays: later collections need not look at it
         for client in self.mailbox.clients:
@@ -131,8 +137,6 @@ class EngineProcess:
             status.update()
             received = self.mailbox.receive(block=not engine.has_work)
         engine.worker.close()
-        self.mailbox.close()
-        return 0
 
     def _load(self) -> tuple[Engine, Ready]:
         # Imports torch: late, so that the socket is bound before.
@@ -151,6 +155,7 @@ class EngineProcess:
             num_pages=worker.num_pages,
             page_size=worker.page_size,
             vocab_size=worker.vocab_size,
+            eos_token_ids=worker.eos_token_ids,
             dtype=worker.dtype,
             device=worker.device,
             max_num_seqs=config.max_num_seqs,

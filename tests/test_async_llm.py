@@ -188,6 +188,7 @@ async def test_prompt_longer_than_the_whole_cache_names_the_cache(model: str) ->
         num_pages=4,
         page_size=16,
         vocab_size=VOCAB_SIZE,
+        eos_token_ids=(),
         dtype="float16",
         device="cpu",
         max_num_seqs=1,

@@ -271,7 +271,7 @@ class AsyncLLM:
                 # Numbered: a caller may use an id again while the last messages of its first use are still on their way.
                 name = f"{request_id}-{next(self._numbers)}"
                 choices[name] = OutputProcessor(
-                    self.tokenizer, params, eos_token_ids=self.checkpoint.eos_token_ids, index=len(requests)
+                    self.tokenizer, params, eos_token_ids=ready.eos_token_ids, index=len(requests)
                 )
                 requests.append(
                     Generate(

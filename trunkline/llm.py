@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 import numpy as np
@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from trunkline.api.generation import OutputProcessor
 from trunkline.api.template import ChatTemplate
-from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, WorkerConfig
+from trunkline.api.template_source import chat_template_source
+from trunkline.config import EngineFlags, engine_config
 from trunkline.errors import ConfigError, InvalidParameter
 from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
@@ -33,55 +34,21 @@ class LLM:
     llm.generate([[1, 17, 9]])                               # token ids
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
 
-    What one call has read, the next finds in the cache. Flags are those of `trunkline serve`.
+    What one call has read, the next finds in the cache. Flags are those of `trunkline serve` (config.EngineFlags).
     Raises ModelError or ConfigError if the model cannot be served with these settings.
+
+    chat_template  path of a Jinja file, or the template itself; None: the model's own
     """
 
     def __init__(
-        self,
-        model: str | None = None,
-        *,
-        load_format: str = "auto",
-        dtype: str = "auto",
-        max_model_len: int | None = None,
-        seed: int = 0,
-        block_size: int = 16,
-        enable_prefix_caching: bool = True,
-        kv_cache_memory: int | None = None,
-        num_pages: int | None = None,
-        max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 512,
-        scheduling_policy: str = "window",
-        device: str = "auto",
-        threads: int | None = None,
-        chat_template: str | None = None,
+        self, model: str | None = None, *, chat_template: str | None = None, **flags: Unpack[EngineFlags]
     ) -> None:
         from trunkline.workers.worker import load_worker  # imports torch
 
-        config = EngineConfig(
-            model=ModelSource(
-                path=model or builtin_model(),
-                load_format=load_format,
-                dtype=dtype,
-                max_model_len=max_model_len,
-                seed=seed,
-            ),
-            cache=CacheConfig(
-                block_size=block_size,
-                enable_prefix_caching=enable_prefix_caching,
-                kv_cache_memory=kv_cache_memory,
-                num_pages=num_pages,
-            ),
-            scheduler=SchedulerConfig(
-                policy=scheduling_policy,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-            ),
-            worker=WorkerConfig(device=device, threads=threads),
-        )
+        config = engine_config(model or builtin_model(), **flags)
         checkpoint = open_checkpoint(config.model)
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
-        template = chat_template or self.tokenizer.chat_template
+        template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template
         self._template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
         with tqdm(desc=f"Loading {checkpoint.name}", unit="tensor", leave=False, disable=None) as bar:
             worker = load_worker(config, lambda done, total: _show(bar, done, total))

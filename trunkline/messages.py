@@ -59,6 +59,7 @@ class Ready(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tru
     num_pages: int
     page_size: int
     vocab_size: int
+    eos_token_ids: tuple[int, ...]  # any of them ends a text
     dtype: str  # storage of the weights, e.g. "float16"
     device: str  # e.g. "cpu (2 threads, compiled kernels)"
     max_num_seqs: int

@@ -17,6 +17,7 @@ import numpy as np
 from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError
 from trunkline.models.checkpoint import open_checkpoint
+from trunkline.models.tokenizer import load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
 from trunkline.workers.memory import available_memory, size_pool
 from trunkline.workers.runner import ModelRunner, load_runner
@@ -42,7 +43,15 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
         available=available_memory(),
     )
     runner.allocate(num_pages, page_size)
-    return LocalWorker(runner, num_pages=num_pages, page_size=page_size, max_model_len=max_model_len)
+    # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
+    ends = (*checkpoint.eos_token_ids, *load_tokenizer(config.model.path).eos_token_ids)
+    return LocalWorker(
+        runner,
+        num_pages=num_pages,
+        page_size=page_size,
+        max_model_len=max_model_len,
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+    )
 
 
 def _max_model_len(wanted: int | None, largest: int) -> int:
@@ -65,7 +74,14 @@ class LocalWorker:
     """
 
     def __init__(
-        self, runner: ModelRunner, *, num_pages: int, page_size: int, max_model_len: int, depth: int = 0
+        self,
+        runner: ModelRunner,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...] = (),
+        depth: int = 0,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -73,7 +89,7 @@ class LocalWorker:
         self.dtype = runner.dtype
         self.device = runner.device
         self.vocab_size = runner.config.vocab_size
-        self.eos_token_ids = runner.config.eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
         self._runner: ModelRunner | None = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")

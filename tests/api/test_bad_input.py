@@ -41,7 +41,6 @@ BAD = [
     (message(content=[{"type": "image_url", "image_url": {"url": "data:"}}]), "messages[0].content[0]"),
     (message(content=[{"type": "text", "text": 5}]), "messages[0].content[0]"),
     (message(content="hello", name=5), "messages[0].name"),
-    (chat(model=None), "model"),
     (chat(model=5), "model"),
     (chat(temperature="1"), "temperature"),
     (chat(temperature=True), "temperature"),
@@ -202,8 +201,14 @@ def test_what_is_no_strict_json_is_refused(http: httpx.Client, path: str, body: 
 
 
 def test_missing_fields_are_named(http: httpx.Client) -> None:
-    assert "missing" in check_refused(http.post("/v1/chat/completions", json={}), "model")["message"]
+    assert "missing" in check_refused(http.post("/v1/chat/completions", json={}), "messages")["message"]
     assert "missing" in check_refused(http.post("/v1/completions", json={"model": MODEL}), "prompt")["message"]
+
+
+def test_without_a_model_the_first_served_one_answers(http: httpx.Client) -> None:
+    for path, body in (chat(), completion()):
+        del body["model"]
+        assert http.post(path, json=body).json()["model"] == MODEL
 
 
 def test_unknown_model(http: httpx.Client) -> None:

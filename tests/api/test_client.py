@@ -29,6 +29,7 @@ READY = Ready(
     max_model_len=64,
     num_pages=8,
     page_size=16,
+    eos_token_ids=(),
     vocab_size=100,
     dtype="float32",
     device="cpu",

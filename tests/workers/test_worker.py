@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import TOKEN_IDS, VOCAB_SIZE, tiny_model
+from tests.tiny import EOS, IM_END, TOKEN_IDS, VOCAB_SIZE, tiny_gguf, tiny_model
 from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, WorkerConfig
 from trunkline.errors import ConfigError, ModelError
 from trunkline.sampling import SamplingParams
@@ -155,6 +155,13 @@ def test_the_pool_is_sized_from_the_models_pages(model):
 def test_max_model_len_may_be_shorter_than_the_models(model):
     worker = load_worker(make_config(model, max_model_len=100, num_pages=8))
     assert (worker.max_model_len, worker.num_pages) == (100, 8)
+    worker.close()
+
+
+def test_a_text_ends_where_config_or_vocabulary_say_so(tmp_path):
+    """A GGUF file names one end of text; the mark that closes a chat turn is found in its vocabulary."""
+    worker = load_worker(make_config(str(tiny_gguf(tmp_path / "tiny.gguf")), num_pages=40))
+    assert worker.eos_token_ids == (TOKEN_IDS[EOS], TOKEN_IDS[IM_END])
     worker.close()
 
 

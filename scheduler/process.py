@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 import zmq
@@ -135,7 +136,12 @@ class EngineProcess:
                 self._take(engine, ready, client, message)
             self.mailbox.deliver(engine.step())
             status.update()
-            received = self.mailbox.receive(block=not engine.has_work)
+            if engine.has_work:
+                received = self.mailbox.receive(block=False)
+            else:
+                idle_since = time.monotonic()
+                received = self.mailbox.receive(block=True)
+                status.skip(time.monotonic() - idle_since)
         engine.worker.close()
 
     def _load(self) -> tuple[Engine, Ready]:
@@ -195,16 +201,22 @@ class EngineProcess:
 
 
 class StatusLine:
-    """One line in the log every so many seconds while busy."""
+    """One line in the log for every so many seconds of work; idle time does not count."""
 
-    def __init__(self, engine: Engine, seconds: float) -> None:
+    def __init__(self, engine: Engine, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.seconds = seconds
+        self.clock = clock
         self.before = engine.stats()
-        self.at = time.monotonic()
+        self.at = clock()
+
+    def skip(self, seconds: float) -> None:
+        """The engine was idle for so long."""
+        self.at += seconds
 
     def update(self) -> None:
-        now = time.monotonic()
+        """Write the line if it is time."""
+        now = self.clock()
         elapsed = now - self.at
         if not self.seconds or elapsed < self.seconds:
             return

@@ -6,6 +6,7 @@
 The engine speaks token ids; the API process turns them into text. One frame holds a list of messages.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -114,7 +115,7 @@ _to_engine = msgspec.msgpack.Decoder(list[ToEngine])
 _from_engine = msgspec.msgpack.Decoder(list[FromEngine])
 
 
-def encode(messages: list[ToEngine] | list[FromEngine]) -> bytes:
+def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
     """One frame of messages."""
     return _encoder.encode(messages)
 

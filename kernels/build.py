@@ -11,6 +11,7 @@ Nobody else may write there: a library is code. Where the compiler is gone, a li
 
 import atexit
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -23,6 +24,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).resolve().parent / "cpu_src"
 COMPILE_SECONDS = 300
@@ -71,6 +74,7 @@ def build_library(target: str | None = None) -> Path:
         raise
     library = folder / f"{stem}-{_digest(repr(compiler), _version(compiler))}.so"
     if not library.exists():
+        logger.info("Compiling the CPU kernels with %s: some seconds, this once.", compiler[0])
         _compile([*compiler, *flags, *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], library)
     return library
 

@@ -4,10 +4,10 @@
  *
  *     w [N, K]   ->   packed [N / PANEL, K, PANEL]        N padded with zeros
  *
- * A tile of up to TILE_ROWS rows of x keeps its sums in registers while a panel streams by once. Each sum adds its
- * products one after the other, k = 0 … K-1, in blocks of K_BLOCK (so that its error does not grow with K), whatever
- * the tile: a row's result does not depend on how many rows there are, nor on threads. One row runs as fast as memory
- * delivers the weights, many rows as fast as the machine multiplies.
+ * A tile of up to TILE_ROWS rows of x keeps its sums in registers while a block of a panel, K_BLOCK long, passes by.
+ * Each sum adds its products one after the other, k = 0 … K-1, and a total adds the sums of the blocks (so that its
+ * error does not grow with K), whatever the tile: a row's result does not depend on how many rows there are, nor on
+ * threads. One row runs as fast as memory delivers the weights, many rows as fast as the machine multiplies.
  */
 #include "pool.h"
 #include "vector.h"
@@ -28,47 +28,38 @@ struct linear {
     int panels, panels_per_task, groups; /* groups of panels_per_task panels */
 };
 
-struct panel {
-    const char *weights; /* [k, PANEL] */
-    int first_column, columns;
+/* What a thread works with: the sums of its block of rows for one panel, and one block of the panel in float32. */
+struct desk {
+    float total[ROW_BLOCK][PANEL];
+    float widened[K_BLOCK * PANEL];
 };
 
-/* `rows` rows of x from `row` on by one panel. Meanwhile `ahead`, as long as a panel, is fetched into the cache.
- * Inlined once for every constant (rows, format). */
-INLINE void multiply_tile(const int rows, const int format, const struct linear *job, int row,
-                          const struct panel *panel, const char *ahead) {
-    const float *x = job->x + (size_t)row * job->k;
-    float total[TILE_ROWS][PANEL] = {{0}};
-    for (int first = 0; first < job->k; first += K_BLOCK) {
-        const int end = job->k - first < K_BLOCK ? job->k : first + K_BLOCK;
-        f32x8 sum[TILE_ROWS][2];
-        UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = splat(0);
-        for (int k = first; k < end; k++) {
-            size_t at = (size_t)k * PANEL;
-            __builtin_prefetch(ahead + at * format_bytes(format), 0, 2);
-            f32x8 low = load_stored(format, panel->weights, at), high = load_stored(format, panel->weights, at + 8);
-            UNROLL for (int r = 0; r < rows; r++) {
-                f32x8 value = splat(x[(size_t)r * job->k + k]);
-                sum[r][0] = fma8(value, low, sum[r][0]);
-                sum[r][1] = fma8(value, high, sum[r][1]);
-            }
-        }
+/* total[r] += x[r, 0 … count-1] by a block of a panel, for `rows` rows of x. Meanwhile `ahead` is fetched into the
+ * cache. Inlined once for every constant (rows, format). */
+INLINE void multiply_tile(const int rows, const int format, const float *x, int k, const void *block, int count,
+                          const void *ahead, float (*total)[PANEL]) {
+    f32x8 sum[TILE_ROWS][2];
+    UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = splat(0);
+    for (int i = 0; i < count; i++) {
+        size_t at = (size_t)i * PANEL;
+        __builtin_prefetch((const char *)ahead + at * format_bytes(format), 0, 2);
+        f32x8 low = load_stored(format, block, at), high = load_stored(format, block, at + 8);
         UNROLL for (int r = 0; r < rows; r++) {
-            store(total[r], load(total[r]) + sum[r][0]);
-            store(total[r] + 8, load(total[r] + 8) + sum[r][1]);
+            f32x8 value = splat(x[(size_t)r * k + i]);
+            sum[r][0] = fma8(value, low, sum[r][0]);
+            sum[r][1] = fma8(value, high, sum[r][1]);
         }
     }
-    for (int r = 0; r < rows; r++) {
-        float *y = job->y + (size_t)(row + r) * job->n + panel->first_column;
-        for (int c = 0; c < panel->columns; c++)
-            y[c] = job->bias == NULL ? total[r][c] : total[r][c] + job->bias[panel->first_column + c];
+    UNROLL for (int r = 0; r < rows; r++) {
+        store(total[r], load(total[r]) + sum[r][0]);
+        store(total[r] + 8, load(total[r] + 8) + sum[r][1]);
     }
 }
 
-INLINE void multiply_rows(const int format, const struct linear *job, int row, int rows, const struct panel *panel,
-                          const char *ahead) {
+INLINE void multiply_rows(const int format, int rows, const float *x, int k, const void *block, int count,
+                          const void *ahead, float (*total)[PANEL]) {
     switch (rows) {
-#define ROWS(R) multiply_tile(R, format, job, row, panel, ahead); break
+#define ROWS(R) multiply_tile(R, format, x, k, block, count, ahead, total); break
         case 1: ROWS(1);
         case 2: ROWS(2);
         case 3: ROWS(3);
@@ -79,39 +70,70 @@ INLINE void multiply_rows(const int format, const struct linear *job, int row, i
     }
 }
 
-/* A task is a few neighbouring panels by a block of rows small enough to stay in the cache. */
-INLINE void multiply_task(const int format, const struct linear *job, int task) {
-    int first_row = task / job->groups * ROW_BLOCK;
-    int rows = job->rows - first_row < ROW_BLOCK ? job->rows - first_row : ROW_BLOCK;
-    int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; /* of equal height, within one row */
-    int first = task % job->groups * job->panels_per_task;
-    int last = first + job->panels_per_task < job->panels ? first + job->panels_per_task : job->panels;
-    size_t panel_bytes = (size_t)job->k * PANEL * format_bytes(format);
-    for (int p = first; p < last; p++) {
-        int column = p * PANEL;
-        struct panel panel = {(const char *)job->weights + p * panel_bytes, column,
-                              job->n - column < PANEL ? job->n - column : PANEL};
+/* A block of a panel in float32. Meanwhile `ahead` is fetched into the cache. */
+static void widen_block(const int format, const void *block, int count, const char *ahead, float *widened) {
+    for (size_t i = 0; i < (size_t)count * PANEL; i += 8) {
+        __builtin_prefetch(ahead + i * format_bytes(format), 0, 2);
+        store(widened + i, load_stored(format, block, i));
+    }
+}
+
+/* total[r] = x[r] by a panel, for a block of rows. */
+INLINE void multiply_panel(const int format, int k, const float *x, int rows, const char *panel, struct desk *desk) {
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; /* of equal height, within one row */
+    const size_t panel_bytes = (size_t)k * PANEL * format_bytes(format);
+    memset(desk->total, 0, rows * sizeof *desk->total);
+    for (int first = 0; first < k; first += K_BLOCK) {
+        const int count = k - first < K_BLOCK ? k - first : K_BLOCK;
+        const char *block = panel + (size_t)first * PANEL * format_bytes(format);
+        const int widen = format == BFLOAT16 && tiles >= 4; /* float16 has an instruction, as fast as reading float32 */
+        if (widen) widen_block(format, block, count, block + panel_bytes, desk->widened);
         for (int tile = 0; tile < tiles; tile++) {
-            int row = (int)((long)rows * tile / tiles), row_end = (int)((long)rows * (tile + 1) / tiles);
-            const char *ahead = tile == tiles - 1 ? panel.weights + panel_bytes : panel.weights;
-            multiply_rows(format, job, first_row + row, row_end - row, &panel, ahead);
+            int row = (int)((long)rows * tile / tiles), height = (int)((long)rows * (tile + 1) / tiles) - row;
+            const float *from = x + (size_t)row * k + first;
+            const char *ahead = tile == tiles - 1 ? block + panel_bytes : block;
+            if (widen) multiply_rows(FLOAT32, height, from, k, desk->widened, count, desk->widened, desk->total + row);
+            else multiply_rows(format, height, from, k, block, count, ahead, desk->total + row);
         }
     }
 }
 
+/* y[t] for the channels of one panel: the sums, plus the bias. What the last panel has too many is padding. */
+INLINE void write_row(const struct linear *job, int t, int column, const float *total) {
+    float *y = job->y + (size_t)t * job->n + column;
+    const float *bias = job->bias == NULL ? NULL : job->bias + column;
+    if (job->n - column < PANEL) {
+        for (int c = 0; c < job->n - column; c++) y[c] = bias == NULL ? total[c] : total[c] + bias[c];
+    } else {
+        for (int c = 0; c < PANEL; c += 8)
+            store(y + c, bias == NULL ? load(total + c) : load(total + c) + load(bias + c));
+    }
+}
+
+/* A task is a few neighbouring panels by a block of rows. */
+INLINE void multiply_task(const int format, const struct linear *job, int task, struct desk *desk) {
+    int first_row = task / job->groups * ROW_BLOCK;
+    int rows = job->rows - first_row < ROW_BLOCK ? job->rows - first_row : ROW_BLOCK;
+    int first = task % job->groups * job->panels_per_task;
+    int last = first + job->panels_per_task < job->panels ? first + job->panels_per_task : job->panels;
+    size_t panel_bytes = (size_t)job->k * PANEL * format_bytes(format);
+    for (int p = first; p < last; p++) {
+        const char *panel = (const char *)job->weights + p * panel_bytes;
+        multiply_panel(format, job->k, job->x + (size_t)first_row * job->k, rows, panel, desk);
+        for (int r = 0; r < rows; r++) write_row(job, first_row + r, p * PANEL, desk->total[r]);
+    }
+}
+
 static void multiply_float32(const void *job, int task, void *scratch) {
-    (void)scratch;
-    multiply_task(FLOAT32, job, task);
+    multiply_task(FLOAT32, job, task, scratch);
 }
 
 static void multiply_float16(const void *job, int task, void *scratch) {
-    (void)scratch;
-    multiply_task(FLOAT16, job, task);
+    multiply_task(FLOAT16, job, task, scratch);
 }
 
 static void multiply_bfloat16(const void *job, int task, void *scratch) {
-    (void)scratch;
-    multiply_task(BFLOAT16, job, task);
+    multiply_task(BFLOAT16, job, task, scratch);
 }
 
 EXPORT int trunkline_panel(void) { return PANEL; }
@@ -123,7 +145,7 @@ EXPORT int trunkline_linear(struct pool *pool, const float *x, const void *weigh
     int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
     job.panels_per_task = (job.panels + wanted - 1) / wanted;
     job.groups = (job.panels + job.panels_per_task - 1) / job.panels_per_task;
-    return pool_run(pool, (rows + ROW_BLOCK - 1) / ROW_BLOCK * job.groups, multiply[format], &job, 0);
+    return pool_run(pool, (rows + ROW_BLOCK - 1) / ROW_BLOCK * job.groups, multiply[format], &job, sizeof(struct desk));
 }
 
 /* ---- packing: rows 0 … n-1 of a matrix become channels first … first+n-1 of the packed weights ---- */

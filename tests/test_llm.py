@@ -1,0 +1,141 @@
+"""`LLM`: the engine in this process, with the tiny model."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_gguf, tiny_model
+from trunkline import LLM, SamplingParams
+from trunkline.errors import ConfigError, InvalidParameter, ModelError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with LLM(str(tiny_model(tmp_path_factory.mktemp("tiny"))), num_pages=128, threads=1) as llm:
+        yield llm
+
+
+def idle(llm: LLM) -> bool:
+    """True if no request is left and every page is free or in the tree."""
+    llm.engine.scheduler.check()
+    stats = llm.engine.stats()
+    return not (stats["running"] or stats["waiting"] or stats["pages"]["lease"] or stats["pages"]["copy"])
+
+
+def test_one_prompt_or_many_as_text_or_token_ids(llm: LLM) -> None:
+    texts = ["hello world", "what is it", "hello there"]
+    ids = [llm.tokenizer.encode(text) for text in texts]
+    many = llm.generate(texts, GREEDY)
+    assert [output.prompt for output in many] == texts
+    assert [list(output.prompt_token_ids) for output in many] == ids
+    assert [len(output.outputs[0].token_ids) for output in many] == [12] * 3
+    assert [llm.generate(text, GREEDY)[0].text for text in texts] == [output.text for output in many]
+    assert [output.text for output in llm.generate(ids, GREEDY)] == [output.text for output in many]
+    assert llm.generate(ids[0], GREEDY)[0].text == many[0].text
+    assert llm.generate([], GREEDY) == []
+    assert idle(llm)
+
+
+def test_text_is_what_the_tokens_say(llm: LLM) -> None:
+    (output,) = llm.generate("hello world", GREEDY)
+    assert output.finished and output.outputs[0].finish_reason == "length"
+    assert output.text == llm.tokenizer.decode(output.outputs[0].token_ids)
+
+
+def test_a_second_call_finds_the_first_in_the_cache(llm: LLM) -> None:
+    prompt = "the quick brown fox jumps over the lazy dog " * 3
+    (cold,), (warm,) = llm.generate(prompt, GREEDY), llm.generate(prompt, GREEDY)
+    assert warm.cached_tokens == (len(warm.prompt_token_ids) - 1) // 16 * 16 > 0
+    assert warm.text == cold.text
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hello"}]
+    (output,) = llm.chat(conversation, GREEDY)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert [answer.text for answer in llm.chat([conversation, conversation], GREEDY)] == [output.text] * 2
+
+
+def test_n_continuations_have_seeds_of_their_own(llm: LLM) -> None:
+    sampling = SamplingParams(n=3, seed=5, temperature=1, max_tokens=10, ignore_eos=True)
+    (first,), (again,) = llm.generate("hello", sampling), llm.generate("hello", sampling)
+    assert [output.index for output in first.outputs] == [0, 1, 2]
+    assert len({output.text for output in first.outputs}) == 3
+    assert [output.text for output in first.outputs] == [output.text for output in again.outputs]
+    alone = SamplingParams(seed=6, temperature=1, max_tokens=10, ignore_eos=True)
+    assert llm.generate("hello", alone)[0].text == first.outputs[1].text
+
+
+def test_a_stop_string_ends_its_request_and_leaves_nothing(llm: LLM) -> None:
+    (whole,) = llm.generate("hello world", GREEDY)
+    stop = next(text for text in whole.text if text.isprintable())
+    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=(stop,))
+    (cut,) = llm.generate("hello world", sampling)
+    assert cut.text == whole.text.split(stop)[0]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    assert idle(llm)
+
+
+def test_sampling_may_differ_by_prompt(llm: LLM) -> None:
+    short = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    outputs = llm.generate(["hello", "hello"], [short, GREEDY])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [2, 12]
+    with pytest.raises(InvalidParameter, match="one for each of the 2 prompts"):
+        llm.generate(["hello", "hello"], [GREEDY])
+
+
+def test_logprobs_of_prompt_and_output(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    (output,) = llm.generate("hello world", sampling)
+    scores = output.outputs[0].logprobs
+    assert scores is not None and output.prompt_logprobs is not None
+    assert [score.chosen.token_id for score in scores] == list(output.outputs[0].token_ids)
+    assert all(score.rank == 1 and score.top[0] == score.chosen for score in scores), "greedy takes the likeliest"
+    assert all(len(score.top) == 2 and math.exp(score.top[0].logprob) <= 1 for score in scores)
+    assert [score.chosen.token_id for score in output.prompt_logprobs] == list(output.prompt_token_ids[1:])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words"),
+    [
+        ([5] * 600, "context_length_exceeded", "resulted in 600 tokens"),
+        ([10**6], None, "'prompt' is 1000000"),
+        ([-1], None, "'prompt' is"),
+        ([], None, "'prompt' is '0 bytes'"),
+    ],
+)
+def test_a_refused_prompt_leaves_nothing_of_its_batch(
+    llm: LLM, prompt: list[int], code: str | None, words: str
+) -> None:
+    with pytest.raises(RequestError, match=words) as refused:
+        llm.generate([[1, 2, 3], prompt], GREEDY)
+    assert refused.value.code == code
+    assert idle(llm)
+    assert len(llm.generate("hello", GREEDY)[0].outputs[0].token_ids) == 12
+
+
+def test_gguf_and_folder_give_the_same_text(llm: LLM, tmp_path: Path) -> None:
+    with LLM(str(tiny_gguf(tmp_path / "tiny.gguf")), dtype="float32", num_pages=64, threads=1) as gguf:
+        with LLM(str(tiny_model(tmp_path / "tiny")), dtype="float32", num_pages=64, threads=1) as folder:
+            assert gguf.generate("hello world", GREEDY)[0].text == folder.generate("hello world", GREEDY)[0].text
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"max_num_batched_tokens": 5, "max_num_seqs": 5}, {"enable_prefix_caching": False}]
+)
+def test_same_text_whatever_the_schedule(llm: LLM, tmp_path: Path, schedule: dict[str, int]) -> None:
+    prompts = [f"hello {'world ' * (i % 5)}{i}" for i in range(12)]
+    expected = [output.text for output in llm.generate(prompts, GREEDY)]
+    with LLM(str(tiny_model(tmp_path / "tiny")), num_pages=64, threads=2, **schedule) as other:  # type: ignore[arg-type]
+        assert [output.text for output in other.generate(prompts, GREEDY)] == expected
+
+
+def test_bad_settings_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no-such-folder"):
+        LLM("no-such-folder")
+    with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
+        LLM("model", max_num_seq=3)  # type: ignore[call-arg]

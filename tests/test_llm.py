@@ -119,9 +119,11 @@ def test_a_refused_prompt_leaves_nothing_of_its_batch(
 
 
 def test_gguf_and_folder_give_the_same_text(llm: LLM, tmp_path: Path) -> None:
-    with LLM(str(tiny_gguf(tmp_path / "tiny.gguf")), dtype="float32", num_pages=64, threads=1) as gguf:
-        with LLM(str(tiny_model(tmp_path / "tiny")), dtype="float32", num_pages=64, threads=1) as folder:
-            assert gguf.generate("hello world", GREEDY)[0].text == folder.generate("hello world", GREEDY)[0].text
+    texts = []
+    for path in (tiny_gguf(tmp_path / "tiny.gguf"), tiny_model(tmp_path / "tiny")):
+        with LLM(str(path), dtype="float32", num_pages=64, threads=1) as other:
+            texts.append(other.generate("hello world", GREEDY)[0].text)
+    assert texts[0] == texts[1] != ""
 
 
 @pytest.mark.parametrize(

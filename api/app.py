@@ -7,6 +7,7 @@ GET  /health /version /metrics here
 GET  /docs /openapi.json       FastAPI's
 """
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +29,7 @@ from trunkline.api.service import Service
 from trunkline.errors import EngineDead, Overloaded, TrunklineError
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
+STATS_SECONDS = 5.0  # that /metrics waits for the engine; half of what Prometheus gives a scrape
 
 
 def create_app(service: Service) -> FastAPI:
@@ -80,11 +82,12 @@ async def version(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """For Prometheus. Without the engine's part while it is loading or dead."""
+    """For Prometheus. Without the engine's part while it is loading, dead, or does not answer."""
     service: Service = request.app.state.service
     try:
-        stats = await service.llm.call("stats")
-    except (Overloaded, EngineDead, CallFailed):
+        async with asyncio.timeout(STATS_SECONDS):
+            stats = await service.llm.call("stats")
+    except (Overloaded, EngineDead, CallFailed, TimeoutError):
         stats = None
     return Response(service.metrics.render(stats), media_type=CONTENT_TYPE)
 

@@ -26,7 +26,6 @@ from trunkline.errors import InvalidParameter
 from trunkline.outputs import Candidate, PositionLogprobs
 
 FINGERPRINT = f"trunkline-{trunkline.__version__}"
-LOWEST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON does not have
 
 
 async def chat_completions(request: Request) -> Response:
@@ -220,6 +219,6 @@ def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:
 def _scored(candidate: Candidate) -> dict[str, Any]:
     return {
         "token": candidate.text,
-        "logprob": max(candidate.logprob, LOWEST_LOGPROB),
+        "logprob": candidate.logprob,
         "bytes": list(candidate.data),
     }

@@ -138,10 +138,11 @@ class EngineClient:
         for request in requests:
             if request.request_id in self._inboxes:
                 raise InvalidParameter.of("request_id", request.request_id, "an id that no running request has")
+        frame = encode(list(requests))  # if that fails, nothing has been promised yet
         inbox = Inbox(self, [request.request_id for request in requests])
         for request in requests:
             self._inboxes[request.request_id] = inbox
-        self.send(requests)
+        self._socket.send(frame)
         return inbox
 
     async def call(self, method: str, **args: Any) -> Any:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.api.body import read_json
-from trunkline.api.chat import FINGERPRINT, LOWEST_LOGPROB, usage_body
+from trunkline.api.chat import FINGERPRINT, usage_body
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, OutputProcessor
 from trunkline.api.protocol import CompletionRequest
@@ -86,11 +86,9 @@ class LegacyLogprobs:
         lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for position in positions:
             lists["tokens"].append(position.chosen.text)
-            lists["token_logprobs"].append(max(position.chosen.logprob, LOWEST_LOGPROB))
+            lists["token_logprobs"].append(position.chosen.logprob)
             shown = (*position.top, position.chosen)
-            lists["top_logprobs"].append(
-                {candidate.text: max(candidate.logprob, LOWEST_LOGPROB) for candidate in shown}
-            )
+            lists["top_logprobs"].append({candidate.text: candidate.logprob for candidate in shown})
             lists["text_offset"].append(self._advance(position.chosen.data))
         return lists
 

@@ -1,4 +1,4 @@
-"""The engine as a child process: started, watched and ended here. Knows no messages and no HTTP.
+"""The engine as a child process: started, watched and ended here. Of messages it knows Startup only; no HTTP.
 
 parent                                          child: python -m trunkline.scheduler.process
 stdin  ──► one line of JSON, then kept open     end of file there means that the parent is gone: exit
@@ -23,13 +23,21 @@ import zmq
 import trunkline
 from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError, StartupError
+from trunkline.messages import Startup
 
 STOP_SECONDS = 5.0  # for the engine to exit by itself once its stdin is closed, then again after SIGTERM
 NUM_LAST_LINES = 20
 
 
 class EngineFailedToStart(StartupError):
-    """The engine process ended before it was ready. What it wrote about that is on stderr already."""
+    """The engine process ended before it was ready.
+
+    on_stderr  the message is its own, and was written there already
+    """
+
+    def __init__(self, message: str, *, on_stderr: bool = False) -> None:
+        super().__init__(message)
+        self.on_stderr = on_stderr
 
 
 class EngineProcess:
@@ -68,10 +76,10 @@ class EngineProcess:
         self._copier = threading.Thread(target=self._copy_stderr, name="engine stderr", daemon=True)
         self._copier.start()
         threading.Thread(target=self._watch, name="engine exit", daemon=True).start()
-        start = {"config": msgspec.to_builtins(config), "socket": self.address}
+        startup = Startup(config=config, socket=self.address)
         with contextlib.suppress(BrokenPipeError):  # it died at once: `wait` will tell
             assert self._process.stdin is not None
-            self._process.stdin.write(msgspec.json.encode(start) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(startup) + b"\n")
             self._process.stdin.flush()
 
     async def wait(self) -> int:
@@ -80,10 +88,14 @@ class EngineProcess:
         assert self.exit_code is not None
         return self.exit_code
 
-    @property
-    def last_line(self) -> str:
-        """The last thing it wrote to stderr, or ""."""
-        return self._last_lines[-1] if self._last_lines else ""
+    def start_error(self) -> EngineFailedToStart:
+        """Why it was never ready. An engine that exits by itself says so last; one that was killed has said nothing about that."""
+        if self.exit_code is None:
+            return EngineFailedToStart("The engine was stopped before it was ready.")
+        if self.exit_code > 0 and self._last_lines:
+            return EngineFailedToStart(self._last_lines[-1], on_stderr=True)
+        hint = " The system may have been short of memory." if self.exit_code == -signal.SIGKILL else ""
+        return EngineFailedToStart(f"The engine process ended ({self.describe_exit()}) before it was ready.{hint}")
 
     def describe_exit(self) -> str:
         """E.g. "exit code 1", "signal SIGKILL"."""
@@ -95,11 +107,13 @@ class EngineProcess:
         except ValueError:
             return f"signal {-self.exit_code}"
 
-    async def stop(self) -> None:
-        """End the process, politely first, and remove its folder."""
+    async def stop(self, *, loading: bool = False) -> None:
+        """End the process and remove its folder: politely first, unless it is `loading` and has nothing to lose."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        if loading:
+            self._process.terminate()
         for insist in (self._process.terminate, self._process.kill):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), STOP_SECONDS)

@@ -261,9 +261,8 @@ class Generation:
                 continue
             deltas.append(delta)
             if choice.finish_reason is not None:
-                self._inbox.abort(
-                    message.request_id
-                )  # a stop string was found; otherwise the engine has ended it already
+                # Where a stop string was found; otherwise the engine has ended it already.
+                self._inbox.abort(message.request_id)
                 if self._observer is not None:
                     self._observer.finished(choice.finish_reason)
         return deltas

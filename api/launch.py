@@ -56,6 +56,8 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises ConfigError, naming host and port, if they cannot be had.
     """
+    if not host:  # which the system would take for every address there is
+        raise ConfigError("--host is ''; name an address of this machine, or 0.0.0.0 for all of them.")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -137,8 +139,10 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
 
         try:
             await service.llm.start(on_loading=on_loading)
-        except EngineFailedToStart:
-            return 1  # it has said why
+        except EngineFailedToStart as error:
+            if not error.on_stderr:
+                print(f"trunkline: error: {error}", file=sys.stderr)
+            return 1
     assert service.llm.ready is not None
     _say(summary(service.llm.config, name, service.llm.ready, url))
     print(f"{await service.llm.wait_dead()} The server stops.", file=sys.stderr)

@@ -20,7 +20,8 @@ from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, SamplingParams
 
 logger = logging.getLogger("trunkline.api")
 
-MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once
+MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once; after that, none is
+MAX_SHOWN_KEYS = 10  # of them in one line of the log
 _warned_keys: set[str] = set()
 
 # At most this many continuations for one body: prompts times n.
@@ -334,10 +335,12 @@ def _token_id(key: str) -> int:
 
 
 def _warn_of_unknown(keys: set[str]) -> None:
-    new = sorted(keys - _warned_keys)
+    """Whatever a body holds, the log and what is remembered stay small."""
+    new = sorted({key[:LONGEST_PATH] for key in keys} - _warned_keys)
     if new and len(_warned_keys) < MAX_WARNED_KEYS:
-        _warned_keys.update(new)
-        logger.warning("Ignored unknown request fields: %s", ", ".join(repr(key[:LONGEST_PATH]) for key in new))
+        _warned_keys.update(new[: MAX_WARNED_KEYS - len(_warned_keys)])
+        more = f" and {len(new) - MAX_SHOWN_KEYS} more" if len(new) > MAX_SHOWN_KEYS else ""
+        logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
 
 
 def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:

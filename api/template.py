@@ -101,6 +101,8 @@ class ChatTemplate:
         return _cut_at_tag(prompt) if continue_final_message else prompt
 
     def _checked(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(extra, Mapping):
+            raise InvalidParameter.of("chat_template_kwargs", extra, "an object of names and values")
         for name in extra:
             if name in RESERVED or name in self._special_tokens:
                 raise InvalidParameter(
@@ -156,6 +158,8 @@ def _normalize(message: Any, where: str) -> dict[str, Any]:
     normal["role"] = "system" if message["role"] == "developer" else message["role"]
     normal["content"] = _text(message.get("content"), f"{where}.content")
     if "tool_calls" in normal:
+        if not isinstance(normal["tool_calls"], list | tuple):
+            raise InvalidParameter.of(f"{where}.tool_calls", normal["tool_calls"], "a list of calls")
         normal["tool_calls"] = [_with_arguments(call) for call in normal["tool_calls"]]
     return normal
 

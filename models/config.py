@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trunkline.errors import ModelError
+from trunkline.errors import ModelError, shown
 
 MAX_TOKENS = 2**27  # of context: more than any model claims, and positions stay exact in int32
-MAX_VOCAB = 2**24
+MAX_VOCAB = 2**24  # token ids; the largest vocabularies have 2**18
 
 
 class Architecture(NamedTuple):
@@ -90,9 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False  # the output layer is the embedding matrix
     attention_bias: bool = False  # q, k, v and o have biases
     mlp_bias: bool = False  # gate, up and down have biases
-    dtype: str = (
-        "float32"  # float32, float16 or bfloat16: what the weights lose little in; float16 if they are quantized
-    )
+    dtype: str = "float32"  # float32, float16 or bfloat16: what the weights lose little in; quantized ones: float16
     quantization: str | None = None  # ggml type of most weights, e.g. "Q4_1"; None: not quantized
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # any of them ends the text
@@ -215,10 +213,7 @@ class _Fields:
         return self._values.get(key)
 
     def refuse(self, key: str, allowed: str) -> ModelError:
-        seen = repr(self.get(key))
-        if len(seen) > 80:
-            seen = seen[:77] + "..."
-        return ModelError(f"{self.where}: '{key}' is {seen}; allowed is {allowed}.")
+        return ModelError(f"{self.where}: '{key}' is {shown(self.get(key))}; allowed is {allowed}.")
 
     def integer(self, key: str, low: int, high: int, *, default: int | None = None) -> int:
         seen = self._present(key, default)

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trunkline.errors import ModelError
+from trunkline.models.config import MAX_VOCAB
 from trunkline.models.json_file import read_json
-
-MAX_TOKENS = 2**24  # the largest vocabularies have 2**18
 
 
 class AddedText(NamedTuple):
@@ -64,10 +63,10 @@ def _added_tokens(folder: Path, config: dict[str, Any], special_texts: frozenset
     """By id. tokenizer_config.json lists them in full; older folders have added_tokens.json, text to id."""
     added = {}
     for text, token_id in _read_if_there(folder / "added_tokens.json").items():
-        if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS:
+        if not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCAB:
             raise ModelError(
                 f"'{folder / 'added_tokens.json'}' gives {text!r} the id {token_id!r}; allowed are whole numbers from 0 to"
-                f" {MAX_TOKENS - 1}. Download it again."
+                f" {MAX_VOCAB - 1}. Download it again."
             )
         added[token_id] = AddedText(text, text in special_texts)
     decoder = config.get("added_tokens_decoder") or {}
@@ -77,10 +76,10 @@ def _added_tokens(folder: Path, config: dict[str, Any], special_texts: frozenset
         )
     for key, token in decoder.items():
         content = _token_text(token)
-        if content is None or not isinstance(token, dict) or not key.isdecimal() or int(key) >= MAX_TOKENS:
+        if content is None or not isinstance(token, dict) or not key.isdecimal() or int(key) >= MAX_VOCAB:
             raise ModelError(
                 f"'added_tokens_decoder' in '{folder / 'tokenizer_config.json'}' has the entry {key!r}: {token!r}; an id below"
-                f" {MAX_TOKENS} and an object with its 'content' are expected. Download it again."
+                f" {MAX_VOCAB} and an object with its 'content' are expected. Download it again."
             )
         added[int(key)] = AddedText(content, bool(token.get("special")) or content in special_texts)
     return added

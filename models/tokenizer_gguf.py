@@ -170,9 +170,8 @@ def _sentencepiece(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     model.normalizer_spec.remove_extra_whitespaces = False
     try:
         for token, score, kind in zip(vocabulary.tokens, scores, vocabulary.types, strict=True):
-            model.pieces.add(
-                piece=token.replace(" ", "▁"), score=score, type=kind
-            )  # user-defined ones have plain spaces
+            piece = token.replace(" ", "▁")  # user-defined ones have plain spaces
+            model.pieces.add(piece=piece, score=score, type=kind)
         return SentencePieceTokenizer(
             model,
             added={},

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,6 +34,14 @@ class StepTotals(msgspec.Struct):
     def add(self, value: float) -> None:
         self.sum += value
         self.count += 1
+
+
+class StepInFlight(NamedTuple):
+    """A step that the worker was given."""
+
+    handle: Any
+    plan: Plan
+    submitted_at: float
 
 
 class Engine:
@@ -61,18 +69,17 @@ class Engine:
         cache = PrefixCache(
             num_pages=worker.num_pages, page_size=worker.page_size, enabled=config.cache.enable_prefix_caching
         )
-        self.scheduler = Scheduler(
-            config.scheduler, cache, eos_token_ids=eos_token_ids, max_model_len=max_model_len, depth=worker.depth
-        )
+        self.scheduler = Scheduler(config.scheduler, cache, eos_token_ids=eos_token_ids, max_model_len=max_model_len)
         self.step_seconds = StepTotals()
         self.step_tokens = StepTotals()
-        self._in_flight: deque[tuple[Any, Plan, float]] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
+        self._last_applied_at = 0.0
         self._calls: dict[str, Callable[..., Any]] = {"stats": self.stats, "check": self.check, "flush": self.flush}
 
     # ---------------------------------------------------------------- messages
 
     def handle(self, message: ToEngine) -> list[FromEngine]:
-        """Take one message. What is wrong with a request fails that request, and nothing else."""
+        """Take one message; an answer to Generate is the last word about it. What is wrong with a request fails only that."""
         match message:
             case Generate():
                 return self._generate(message)
@@ -101,16 +108,15 @@ class Engine:
         """Everything a request could break the engine with; the API process has checked it before."""
         if message.request_id in self.scheduler.requests:
             raise InvalidParameter(f"A request with id {message.request_id!r} is running; ids must be unique.")
-        if len(message.prompt) == 0 or len(message.prompt) % 4:
+        if not message.prompt:
+            raise InvalidParameter("The prompt is empty; it must have at least one token.", param="prompt")
+        if len(message.prompt) % 4:
             raise InvalidParameter.of("prompt", f"{len(message.prompt)} bytes", "at least one token id of 4 bytes")
         prompt = np.frombuffer(message.prompt, "<i4")
         if prompt.min() < 0 or prompt.max() >= self.vocab_size:
             bad = prompt[(prompt < 0) | (prompt >= self.vocab_size)][0]
             raise InvalidParameter.of("prompt", int(bad), f"token ids from 0 to {self.vocab_size - 1}")
-        for token_id in (*message.sampling.logit_bias, *message.sampling.stop_token_ids):
-            if token_id >= self.vocab_size:
-                name = "logit_bias" if token_id in message.sampling.logit_bias else "stop_token_ids"
-                raise InvalidParameter.of(name, token_id, f"token ids from 0 to {self.vocab_size - 1}")
+        message.sampling.check_vocabulary(self.vocab_size)
 
     def _call(self, message: Call) -> Reply:
         call = self._calls.get(message.method)
@@ -130,10 +136,20 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[FromEngine]:
-        """Plan a step and hand it to the worker; then apply the oldest one in flight, unless the worker can hold another."""
+        """Plan a step and hand it to the worker; then apply the oldest one in flight, unless the worker can hold another.
+
+        Raises what the worker raises. Requests of that step are gone then; the others, and the engine, can go on.
+        """
+        if len(self._in_flight) > self.worker.depth:  # left over by a step whose waiting was interrupted
+            return self._apply_oldest()
         plan = self.scheduler.schedule()
         if plan is not None:
-            self._in_flight.append((self.worker.submit(plan), plan, self.clock()))
+            try:
+                handle = self.worker.submit(plan)
+            except Exception:
+                self.scheduler.lose(plan.step, submitted=False)
+                raise
+            self._in_flight.append(StepInFlight(handle, plan, self.clock()))
         if plan is not None and len(self._in_flight) <= self.worker.depth:
             return []
         return self._apply_oldest()
@@ -141,12 +157,21 @@ class Engine:
     def _apply_oldest(self) -> list[FromEngine]:
         if not self._in_flight:
             return []
-        handle, plan, started = self._in_flight.popleft()
-        result = self.worker.wait(handle)
-        seconds = self.clock() - started
+        # It stays there if the waiting is interrupted (Ctrl-C, an alarm): the step itself runs on.
+        step = self._in_flight[0]
+        try:
+            result = self.worker.wait(step.handle)
+        except Exception:
+            self._in_flight.popleft()
+            self.scheduler.lose(step.plan.step, submitted=True)
+            raise
+        self._in_flight.popleft()
+        started_at = max(step.submitted_at, self._last_applied_at)  # it may have waited for the step before it
+        self._last_applied_at = self.clock()
+        seconds = self._last_applied_at - started_at
         self.step_seconds.add(seconds)
-        self.step_tokens.add(plan.num_tokens)
-        self.scheduler.order.observe(plan.num_tokens, seconds)
+        self.step_tokens.add(step.plan.num_tokens)
+        self.scheduler.order.observe(step.plan.num_tokens, seconds)
         return self.scheduler.apply(result)
 
     # ---------------------------------------------------------------- calls

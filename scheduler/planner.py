@@ -14,8 +14,9 @@ class Piece(NamedTuple):
     request: Request
     start: int
     end: int
-    row: int | None  # logits row that chooses its next token; None: more of the prompt is to come
-    prompt_rows: range  # logits rows that score prompt tokens start+1 …
+    rows: range  # its logits rows, at least one: a piece is sound if none of them failed
+    prompt_rows: range  # those that score prompt tokens start+1 …
+    row: int | None  # the one that chooses its next token; None: more of the prompt is to come
     num_preemptions: int  # of the request when planned: after another one, the piece's results are stale
 
 
@@ -43,13 +44,16 @@ class PlanBuilder:
         if end > request.num_tokens:
             token_ids = np.append(token_ids, np.int32(-1 - request.row_in_flight))
         self._token_ids.append(token_ids)
+        first, row, last = len(self._rows), None, self.num_tokens + num_new - 1
         prompt_rows = self._score_prompt(request, start, end)
-        row = None
-        if end == known and request.wants_token:
+        if end == known:  # there is room for one more: the last token within the limit is never planned
             row = len(self._rows)
-            self._rows.append(self._choose(request, at=self.num_tokens + num_new - 1, position=end))
+            self._rows.append(self._choose(request, at=last, position=end))
+        elif not prompt_rows:  # nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared
+            self._rows.append(LogitsRow(request=len(self._pieces), at=last, position=end, sampling=None))
         self.num_tokens += num_new
-        piece = Piece(request, start, end, row, prompt_rows, request.num_preemptions)
+        rows = range(first, len(self._rows))
+        piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions)
         self._pieces.append(piece)
         return piece
 

@@ -1,6 +1,6 @@
 """The engine process: `python -m trunkline.scheduler.process`, started by the API process or by AsyncLLM.
 
-    stdin    one line of JSON, {"config": EngineConfig, "socket": "ipc://…"}; then kept open: its end means that the parent is gone
+    stdin    one line of JSON, messages.Startup; then kept open: its end means that the parent is gone
     socket   a zmq ROUTER bound here, in the parent's 0700 folder; frames are lists of messages (trunkline/messages.py)
     stderr   log lines; if the engine cannot start, one sentence
     exit     0 asked to stop, 1 cannot start, 2 the worker was lost
@@ -19,9 +19,9 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from trunkline.config import EngineConfig
 from trunkline.errors import StartupError
 from trunkline.messages import (
+    Abort,
     Call,
     Failed,
     Finished,
@@ -30,6 +30,7 @@ from trunkline.messages import (
     Loading,
     Ready,
     Reply,
+    Startup,
     ToEngine,
     decode_to_engine,
     encode,
@@ -39,13 +40,6 @@ from trunkline.scheduler.engine import Engine
 logger = logging.getLogger("trunkline.engine")
 
 STDIN = 0
-
-
-class Startup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent writes to stdin."""
-
-    config: EngineConfig
-    socket: str
 
 
 class Mailbox:
@@ -108,7 +102,7 @@ class Mailbox:
             os.rmdir(os.path.dirname(path))
 
 
-class EngineProcess:
+class EngineServer:
     """Load, then serve until the parent goes away."""
 
     def __init__(self, startup: Startup) -> None:
@@ -185,19 +179,12 @@ class EngineProcess:
         if isinstance(message, Call) and message.method == "hello":
             self.mailbox.send(client, [ready])
             return
-        if isinstance(message, Generate):
-            if message.request_id in self.mailbox.owner:  # not the owner's to lose: answer without touching the first
-                text = f"A request with id {message.request_id!r} is running; ids must be unique."
-                self.mailbox.send(client, [Failed(request_id=message.request_id, message=text, status=400)])
-                return
-            self.mailbox.owner[message.request_id] = client
         answers = engine.handle(message)
-        if isinstance(message, Call):
-            self.mailbox.send(client, answers)
-        else:
-            self.mailbox.deliver(answers)
-            if not isinstance(message, Generate):
-                self.mailbox.owner.pop(message.request_id, None)
+        self.mailbox.send(client, answers)
+        if isinstance(message, Generate) and not answers:  # else it has ended already
+            self.mailbox.owner[message.request_id] = client
+        elif isinstance(message, Abort):
+            self.mailbox.owner.pop(message.request_id, None)
 
 
 class StatusLine:
@@ -245,7 +232,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [engine] %(message)s", datefmt="%H:%M:%S")
     startup = msgspec.json.decode(sys.stdin.buffer.readline(), type=Startup)
     try:
-        return EngineProcess(startup).run()
+        return EngineServer(startup).run()
     except StartupError as error:
         print(error, file=sys.stderr)
         return 1

@@ -17,10 +17,9 @@ import numpy as np
 from trunkline.messages import TokenLogprobs
 from trunkline.radix.cache import Lease, Match
 from trunkline.radix.events import Namespace
+from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
 from trunkline.step import Int32
-
-TOKEN_BYTES = 4
 
 
 class State(enum.Enum):
@@ -34,7 +33,8 @@ class State(enum.Enum):
 class Request:
     """One sequence being continued.
 
-    request = Request("r1", prompt=np.array([1, 2, 3], "<i4").tobytes(), sampling=SamplingParams(seed=1), arrival=0.0, order=0)
+    prompt = np.array([1, 2, 3], "<i4").tobytes()
+    request = Request("r1", prompt=prompt, sampling=SamplingParams(seed=1), arrival=0.0, order=0)
     request.num_to_plan       # 3: the whole prompt is yet to be computed
     """
 
@@ -80,7 +80,7 @@ class Request:
         self.sampling = sampling
         self.seed = sampling.seed or 0
         self.arrival = arrival  # seconds, on the scheduler's clock
-        self.order = order  # how many requests arrived before this one
+        self.order = order  # in which it arrived: unique, and ascending
         self.priority = priority  # lower is more urgent
         self.namespace = namespace
         # Prompt and output together never exceed this many tokens.

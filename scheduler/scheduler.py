@@ -15,11 +15,13 @@ from typing import NamedTuple
 from trunkline.config import SchedulerConfig
 from trunkline.errors import ContextLengthExceeded
 from trunkline.messages import Failed, Finished, FromEngine, TokenLogprobs, Tokens
-from trunkline.radix.cache import Lease, Match, PrefixCache
+from trunkline.radix.cache import Match, PrefixCache
 from trunkline.radix.events import Namespace
+from trunkline.radix.tree import TOKEN_BYTES, Node
+from trunkline.sampling import SamplingParams
 from trunkline.scheduler.planner import Piece, PlanBuilder
 from trunkline.scheduler.policy import QueueOrder
-from trunkline.scheduler.request import TOKEN_BYTES, Request, State
+from trunkline.scheduler.request import Request, State
 from trunkline.step import Plan, RowLogprobs, StepResult
 
 # Waiting requests whose look-up is renewed in a step. Those behind keep the key of their last look-up.
@@ -28,11 +30,10 @@ NUM_CANDIDATES = 64
 MAX_PREEMPTIONS = 3
 
 
-class PageKey(NamedTuple):
-    """A page of a prompt that is not in the tree yet: two requests with equal keys would compute the same page."""
+class NextPage(NamedTuple):
+    """A page that is not in the tree yet: two requests whose next pages are equal would compute the same one."""
 
-    namespace: Namespace
-    parent: int  # identity of the node it hangs from; 0 at the root
+    parent: Node  # the prefix it continues, namespace included
     tokens: bytes
 
 
@@ -53,7 +54,6 @@ class Scheduler:
 
     eos_token_ids   end-of-text ids of the model
     max_model_len   tokens, prompt and output together
-    depth           steps that may be in flight while another is planned (Worker.depth)
     """
 
     def __init__(
@@ -63,20 +63,17 @@ class Scheduler:
         *,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
-        depth: int = 0,
     ) -> None:
         self.config = config
         self.cache = cache
         self.order = QueueOrder(config)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
-        self.depth = depth
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.waiting: list[Request] = []
-        self.running: list[Request] = []  # oldest first
+        self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
         self.last_step = 0  # newest step submitted
-        self.last_done = 0  # newest step applied
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
         self._num_arrived = 0
 
@@ -87,11 +84,28 @@ class Scheduler:
         """Prompt and output of one request: bounded by the model and by the whole cache."""
         return min(self.max_model_len, self.cache.num_pages * self.cache.page_size)
 
-    def make_request(self, message_id: str, **fields: object) -> Request:
+    def make_request(
+        self,
+        request_id: str,
+        *,
+        prompt: bytes,
+        sampling: SamplingParams,
+        arrival: float,
+        priority: int = 0,
+        namespace: Namespace = ("", "", ""),
+    ) -> Request:
         """A Request numbered in order of arrival and limited by the model and the cache."""
-        request = Request(message_id, order=self._num_arrived, limit=self.max_tokens_per_request, **fields)  # type: ignore[arg-type]
         self._num_arrived += 1
-        return request
+        return Request(
+            request_id,
+            prompt=prompt,
+            sampling=sampling,
+            arrival=arrival,
+            order=self._num_arrived,
+            priority=priority,
+            namespace=namespace,
+            limit=self.max_tokens_per_request,
+        )
 
     def add(self, request: Request) -> list[FromEngine]:
         """Queue a request; one that has nothing to compute is finished at once.
@@ -105,16 +119,21 @@ class Scheduler:
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         if request.num_to_plan <= 0 or (not request.wants_token and not request.wants_prompt_logprobs):
-            request.cached_tokens = 0
             return self._finish(request, "length")
-        self.waiting.append(request)
+        self._enqueue(request)
         return []
+
+    def _enqueue(self, request: Request) -> None:
+        """Wait for admission. The first look-up is made here: however long the queue, no order takes a warm prompt for cold."""
+        request.state = State.WAITING
+        request.match = self._look_up(request)
+        self.waiting.append(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request in whatever state it is. Unknown and finished ids are ignored."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._end(request, publish=True)
+            self._end(request)
 
     @property
     def has_work(self) -> bool:
@@ -192,15 +211,12 @@ class Scheduler:
         return priority, request.order
 
     def _preempt(self, request: Request) -> None:
-        """Give the request's pages back. They are published first, so that resuming finds them again unless they are evicted."""
-        self._release(request, publish=True)
+        """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are evicted."""
+        self._release(request)
         self.running.remove(request)
-        request.state = State.WAITING
-        request.num_preemptions += (
-            1  # makes a piece in flight stale: the token it chooses is chosen again, the same one
-        )
+        request.num_preemptions += 1  # a piece in flight is stale now: what it chooses is chosen again, the same token
         request.reset_progress()
-        self.waiting.append(request)
+        self._enqueue(request)
         self.counters.preemptions += 1
 
     def _plan_admissions(self, builder: PlanBuilder, pieces: list[Piece]) -> None:
@@ -212,7 +228,7 @@ class Scheduler:
         full = builder.num_tokens >= self.config.max_num_batched_tokens or len(self.running) >= self.config.max_num_seqs
         if full or not self.waiting:
             return
-        being_computed = {key for request in self.running if (key := self._next_page(request)) is not None}
+        being_computed = {self._next_page(request) for request in self.running} - {None}
         for request in self._candidates():
             budget = self.config.max_num_batched_tokens - builder.num_tokens
             if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
@@ -221,8 +237,7 @@ class Scheduler:
                 continue
             if not self._admit(request):
                 break
-            if (key := self._next_page(request)) is not None:
-                being_computed.add(key)
+            being_computed |= {self._next_page(request)} - {None}
             pieces.append(builder.add(request, min(request.num_to_plan, budget)))
 
     def _candidates(self) -> list[Request]:
@@ -238,27 +253,28 @@ class Scheduler:
         limit = 0 if request.wants_prompt_logprobs else None
         return self.cache.match(request.namespace, bytes(request.tokens), request.num_tokens, limit=limit)
 
-    def _next_page(self, request: Request) -> PageKey | None:
-        """Which page the request computes next; None if that is not a whole page of a prompt, which nobody else could use."""
-        held = request.lease or request.match
-        if held is None or not self.cache.enabled:
+    def _next_page(self, request: Request) -> NextPage | None:
+        """The whole page that the request computes next, running or once admitted; None if it would not be shared.
+
+        A waiting request computes its last token in any case, so the page of that token is of no use to it.
+        """
+        if request.lease is not None:
+            node, num_shareable = request.lease.node, request.num_tokens
+        else:
+            assert request.match is not None
+            node, num_shareable = request.match.node, 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+        start, end = node.depth * self.cache.page_size, (node.depth + 1) * self.cache.page_size
+        if end > num_shareable or not self.cache.enabled:
             return None
-        num_pages = held.num_shared if isinstance(held, Lease) else held.num_pages
-        start = num_pages * self.cache.page_size
-        end = start + self.cache.page_size
-        if end >= request.num_tokens:
-            return None
-        page = bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        return PageKey(request.namespace, id(held.node) if num_pages else 0, page)
+        return NextPage(node, bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
 
     def _admit(self, request: Request) -> bool:
         """Lease the pages of all known tokens and of the next one. A failure changes nothing.
 
         One page more must be free if others run, so that the newcomer does not preempt somebody in its first steps.
         """
-        if request.match is None or not self.cache.is_valid(
-            request.match
-        ):  # an admission in this step evicted some of it
+        assert request.match is not None
+        if not self.cache.is_valid(request.match):  # an admission in this step evicted some of it
             request.match = self._look_up(request)
         num_new = self._num_pages(min(request.num_tokens + 1, request.limit)) - request.match.num_pages
         if self.running and self.cache.available < num_new + 1:
@@ -288,22 +304,32 @@ class Scheduler:
         """Take in what a finished step computed and chose; returns what the callers are told."""
         messages: list[FromEngine] = []
         pieces = self._pieces.pop(result.step)
-        self.last_done = result.step
         self.cache.step_done(result.step)
         for piece in pieces:
             request = piece.request
             self.counters.prompt_tokens_computed += max(0, min(piece.end, request.num_prompt) - piece.start)
             if request.state is State.FINISHED or piece.num_preemptions != request.num_preemptions:
                 continue
-            rows = [*piece.prompt_rows, *(() if piece.row is None else (piece.row,))]
-            failure = next((result.failed[row] for row in rows if row in result.failed), None)
+            failure = next((result.failed[row] for row in piece.rows if row in result.failed), None)
             if failure is not None:
-                self._end(request, publish=False)
+                self._end(request)
                 messages.append(Failed(request_id=request.request_id, message=failure))
                 continue
             self._advance(piece, result)
             messages += self._deliver(piece, result)
         return messages
+
+    def lose(self, step: int, *, submitted: bool) -> None:
+        """A step has failed as a whole: forget who took part in it, for nobody knows what was written."""
+        pieces = self._pieces.pop(step)
+        if submitted:
+            self.cache.step_done(step)
+        else:
+            self.last_step -= 1  # it never ran, so nothing waits for it; the one before it may still be in flight
+        for piece in pieces:
+            request = piece.request
+            if request.state is not State.FINISHED and piece.num_preemptions == request.num_preemptions:
+                self._end(request)
 
     def _advance(self, piece: Piece, result: StepResult) -> None:
         """The piece's KV is written: count it and publish whole pages."""
@@ -357,18 +383,16 @@ class Scheduler:
         if request.num_computed // self.cache.page_size > lease.num_shared:
             self.cache.commit(lease, bytes(request.tokens), request.num_computed, after_step=self.last_step)
 
-    def _release(self, request: Request, *, publish: bool) -> None:
-        """Give back the lease. Pages a step in flight may touch return after it."""
+    def _release(self, request: Request) -> None:
+        """Give back the lease. What is not published by now never is; pages a step in flight may touch return after it."""
         if request.lease is None:
             return
-        if publish:
-            self._publish(request)
         self.cache.release(request.lease, after_step=self.last_step)
         request.lease = None
 
-    def _end(self, request: Request, *, publish: bool) -> None:
+    def _end(self, request: Request) -> None:
         """Out of every list, holding nothing."""
-        self._release(request, publish=publish)
+        self._release(request)
         if request.state is State.WAITING and request in self.waiting:
             self.waiting.remove(request)
         elif request.state is State.RUNNING:
@@ -378,7 +402,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def _finish(self, request: Request, reason: str, stop_token_id: int | None = None) -> list[FromEngine]:
-        self._end(request, publish=True)
+        self._end(request)
         return [
             Finished(
                 request_id=request.request_id,
@@ -398,7 +422,14 @@ class Scheduler:
             assert held == (request.state is State.RUNNING), (
                 f"{request.request_id} is {request.state} with lease {request.lease}"
             )
+            assert (request.match is not None) == (request.state is State.WAITING), f"{request.request_id}: no look-up"
             assert request.num_computed <= request.num_planned <= request.num_tokens + request.num_in_flight
+            if request.lease is not None:
+                shared, room = (n * self.cache.page_size for n in (request.lease.num_shared, request.lease.num_pages))
+                assert shared <= request.num_computed and request.num_planned <= room, (
+                    f"{request.request_id} has {shared} tokens shared, {request.num_computed} computed,"
+                    f" {request.num_planned} planned, and pages for {room}"
+                )
         assert len(self.waiting) + len(self.running) == len(self.requests)
         if not self.requests and not self._pieces:
             stats = self.cache.stats()

@@ -41,6 +41,7 @@ class StubWorker:
     depth          steps in flight while another is planned
     poison_token   a row that reads this token fails, as NaN logits would
     plans          every plan it was given
+    in_flight      those that are not waited for yet
     """
 
     def __init__(
@@ -61,17 +62,17 @@ class StubWorker:
         self.poison_token = poison_token
         self.storage = np.full((num_pages, page_size), UNWRITTEN, dtype=np.int32)
         self.plans: list[Plan] = []
-        self._in_flight: deque[Plan] = deque()
+        self.in_flight: deque[Plan] = deque()
         self._previous: StepResult | None = None
 
     def submit(self, plan: Plan) -> int:
-        assert len(self._in_flight) <= self.depth, "too many steps in flight"
+        assert len(self.in_flight) <= self.depth, "too many steps in flight"
         self.plans.append(plan)
-        self._in_flight.append(plan)
+        self.in_flight.append(plan)
         return plan.step
 
     def wait(self, handle: int) -> StepResult:
-        plan = self._in_flight.popleft()
+        plan = self.in_flight.popleft()
         assert plan.step == handle, "steps are waited for in order"
         if self.step_seconds:
             time.sleep(self.step_seconds)
@@ -79,7 +80,7 @@ class StubWorker:
         return self._previous
 
     def close(self) -> None:
-        self._in_flight.clear()
+        self.in_flight.clear()
 
     def _run(self, plan: Plan) -> StepResult:
         token_ids = [self._resolve(int(token)) for token in plan.token_ids]

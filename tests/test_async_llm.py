@@ -12,9 +12,9 @@ from tests.tiny import VOCAB_SIZE, tiny_model
 from trunkline import AsyncLLM, SamplingParams
 from trunkline.api.client import CallFailed
 from trunkline.api.engine_process import EngineFailedToStart
-from trunkline.async_llm import Prompt
 from trunkline.config import engine_config
 from trunkline.errors import ConfigError, ContextLengthExceeded, InvalidParameter, ModelError, Overloaded
+from trunkline.inputs import Prompt
 from trunkline.messages import Ready
 from trunkline.outputs import RequestOutput
 
@@ -51,7 +51,8 @@ async def idle(llm: AsyncLLM) -> dict[str, Any]:
 
 async def test_outputs_grow_to_the_whole(llm: AsyncLLM) -> None:
     text, num_outputs = "", 0
-    async for output in llm.generate("hello world", GREEDY):
+    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)  # too many to arrive all at once
+    async for output in llm.generate("hello world", sampling):
         (completion,) = output.outputs
         text += completion.delta
         num_outputs += 1
@@ -59,7 +60,7 @@ async def test_outputs_grow_to_the_whole(llm: AsyncLLM) -> None:
         assert output.prompt == "hello world"
         assert output.prompt_token_ids == tuple(llm.tokenizer.encode("hello world"))
     assert output.finished
-    assert (completion.finish_reason, len(completion.token_ids)) == ("length", 8)
+    assert (completion.finish_reason, len(completion.token_ids)) == ("length", 200)
     assert num_outputs > 1, "it streams"
 
 
@@ -201,6 +202,27 @@ async def test_prompt_longer_than_the_whole_cache_names_the_cache(model: str) ->
         llm.submit([[5] * 70], GREEDY, request_id="r")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        (None, {}),
+        ({}, {}),
+        ([1.5], {}),
+        ("hello", {"sampling_params": {"temperature": 0}}),
+        ("hello", {"cache_salt": 5}),
+        ("hello", {"cache_salt": "\ud800"}),
+        ("hello", {"priority": "high"}),
+        ("hello", {"priority": 2**70}),
+        ("hello", {"request_id": "\ud800"}),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_in_a_sentence(llm: AsyncLLM, prompt: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter, match="allowed is"):
+        await last(llm.generate(prompt, **options))
+    assert (await last(llm.generate("hello", GREEDY))).finished
+    await idle(llm)
+
+
 async def test_before_start_and_after_shutdown(model: str) -> None:
     llm = AsyncLLM(model)
     with pytest.raises(Overloaded):
@@ -231,3 +253,15 @@ async def test_shutdown_fails_what_is_under_way(model: str) -> None:
     with pytest.raises(Overloaded, match="shutting down"):
         async for _ in llm.generate("hello", ENDLESS):
             await llm.shutdown()
+
+
+@pytest.mark.slow
+async def test_shutdown_while_it_starts(model: str) -> None:
+    llm = AsyncLLM(model, kv_cache_memory=2**22, threads=1)
+    starting = asyncio.create_task(llm.start())
+    while llm.process is None:
+        await asyncio.sleep(0)
+    await llm.shutdown()
+    with pytest.raises(EngineFailedToStart, match="before it was ready"):
+        await starting
+    assert llm.process is None

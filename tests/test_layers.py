@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # What all processes share; any folder may import these from trunkline/.
-SHARED = ("__version__", "config", "errors", "messages", "outputs", "sampling", "step", "units")
+SHARED = ("__version__", "config", "errors", "inputs", "messages", "outputs", "sampling", "step", "units")
 
 # Folder -> what of ours it may import besides itself and SHARED.
 MAY_IMPORT = {

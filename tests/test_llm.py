@@ -1,14 +1,18 @@
 """`LLM`: the engine in this process, with the tiny model."""
 
 import math
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tiny import tiny_gguf, tiny_model
 from trunkline import LLM, SamplingParams
-from trunkline.errors import ConfigError, InvalidParameter, ModelError, RequestError
+from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelError, RequestError
+from trunkline.inputs import Prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -35,6 +39,9 @@ def test_one_prompt_or_many_as_text_or_token_ids(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in many] == [12] * 3
     assert [llm.generate(text, GREEDY)[0].text for text in texts] == [output.text for output in many]
     assert [output.text for output in llm.generate(ids, GREEDY)] == [output.text for output in many]
+    tokenized: list[Prompt] = [{"prompt_token_ids": token_ids} for token_ids in ids]
+    assert [output.text for output in llm.generate(tokenized, GREEDY)] == [output.text for output in many]
+    assert llm.generate(tokenized[0], GREEDY)[0].text == many[0].text
     assert llm.generate(ids[0], GREEDY)[0].text == many[0].text
     assert llm.generate([], GREEDY) == []
     assert idle(llm)
@@ -68,6 +75,13 @@ def test_n_continuations_have_seeds_of_their_own(llm: LLM) -> None:
     assert [output.text for output in first.outputs] == [output.text for output in again.outputs]
     alone = SamplingParams(seed=6, temperature=1, max_tokens=10, ignore_eos=True)
     assert llm.generate("hello", alone)[0].text == first.outputs[1].text
+
+
+def test_seeds_count_around_the_largest(llm: LLM) -> None:
+    sampling = SamplingParams(n=2, seed=2**64 - 1, max_tokens=12, ignore_eos=True)
+    last, first = llm.generate("hello", sampling)[0].outputs
+    alone = llm.generate("hello", SamplingParams(seed=0, max_tokens=12, ignore_eos=True))[0]
+    assert alone.text == first.text != last.text
 
 
 def test_a_stop_string_ends_its_request_and_leaves_nothing(llm: LLM) -> None:
@@ -105,7 +119,7 @@ def test_logprobs_of_prompt_and_output(llm: LLM) -> None:
         ([5] * 600, "context_length_exceeded", "resulted in 600 tokens"),
         ([10**6], None, "'prompt' is 1000000"),
         ([-1], None, "'prompt' is"),
-        ([], None, "'prompt' is '0 bytes'"),
+        ([], None, "The prompt is empty"),
     ],
 )
 def test_a_refused_prompt_leaves_nothing_of_its_batch(
@@ -136,8 +150,86 @@ def test_same_text_whatever_the_schedule(llm: LLM, tmp_path: Path, schedule: dic
         assert [output.text for output in other.generate(prompts, GREEDY)] == expected
 
 
+def test_ctrl_c_ends_the_call_and_not_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = llm.generate("hello world", GREEDY)[0].text
+    step = llm.engine.step
+    num_steps = 0
+
+    def interrupted() -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        signal.raise_signal(signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["hello world", "hello there"], GREEDY)
+    assert num_steps == 1, "the step under way is finished, and no other is begun"
+    assert idle(llm)
+    monkeypatch.undo()
+    assert llm.generate("hello world", GREEDY)[0].text == expected
+
+
+def test_an_error_in_a_step_ends_the_call_and_not_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = llm.generate("hello world", GREEDY)[0].text
+
+    def forward(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(llm.engine.worker._runner, "forward", forward)  # type: ignore[attr-defined]
+    with pytest.raises(MemoryError):
+        llm.generate(["hello world", "hello there"], GREEDY)
+    monkeypatch.undo()
+    assert idle(llm)
+    assert llm.generate("hello world", GREEDY)[0].text == expected
+
+
+def test_calls_from_several_threads_take_turns(llm: LLM) -> None:
+    expected = llm.generate("hello world", GREEDY)[0].text
+    texts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: texts.append(llm.generate("hello world", GREEDY)[0].text)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [expected] * 4
+    assert idle(llm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (None,),
+        (b"hello",),
+        ([1.5],),
+        (["hello", 1],),
+        (["hello"], {"temperature": 0}),
+        (["hello"], [{"temperature": 0}]),
+        (["hello"], []),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(llm: LLM, call: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidParameter, match="allowed is"):
+        llm.generate(*call)
+    assert idle(llm)
+
+
+def test_after_close_there_is_a_sentence(tmp_path: Path) -> None:
+    llm = LLM(tiny_model(tmp_path / "tiny"), num_pages=64, threads=1)
+    llm.close()
+    llm.close()
+    for _ in range(2):
+        with pytest.raises(EngineDead, match="has been closed"):
+            llm.generate("hello", GREEDY)
+
+
 def test_bad_settings_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no-such-folder"):
         LLM("no-such-folder")
     with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
         LLM("model", max_num_seq=3)  # type: ignore[call-arg]
+    for model in ("", 5, b"model", "a\0b"):
+        with pytest.raises(ConfigError, match="The model is"):
+            LLM(model)  # type: ignore[arg-type]

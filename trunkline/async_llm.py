@@ -5,11 +5,10 @@ Knows text and token ids; no HTTP. Never imports torch: that is the engine proce
 
 import asyncio
 import itertools
-import secrets
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -26,6 +25,7 @@ from trunkline.errors import (
     InvalidParameter,
     Overloaded,
 )
+from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, check_labels, checked_sampling, token_ids_of
 from trunkline.messages import Generate, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
@@ -34,16 +34,6 @@ from trunkline.sampling import SamplingParams
 
 # Longer texts are tokenized in a thread, so that other requests' tokens keep flowing meanwhile.
 LONG_TEXT = 20_000  # characters
-SEEDS = 2**64
-
-
-class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already."""
-
-    prompt_token_ids: Sequence[int]
-
-
-Prompt = str | Sequence[int] | TokensPrompt
 
 
 class AsyncLLM:
@@ -67,7 +57,7 @@ class AsyncLLM:
     def __init__(
         self, model: str | None = None, *, chat_template: str | None = None, **flags: Unpack[EngineFlags]
     ) -> None:
-        self._configure(engine_config(model or builtin_model(), **flags), chat_template)
+        self._configure(engine_config(builtin_model() if model is None else model, **flags), chat_template)
 
     @classmethod
     def of(cls, config: EngineConfig, *, chat_template: str | None = None) -> Self:
@@ -109,18 +99,19 @@ class AsyncLLM:
 
     async def _start(self, on_loading: Callable[[Loading], None] | None) -> None:
         self.checkpoint = await asyncio.to_thread(open_checkpoint, self.config.model)
-        self.process = EngineProcess(self.config)
-        self.client = EngineClient(self.process.address, on_loading=on_loading)
-        self.client.start()
-        self._watcher = asyncio.create_task(self._watch(self.process, self.client), name="engine watcher")
+        # Both also by names of our own: `shutdown` may come while we wait.
+        process = self.process = EngineProcess(self.config)
+        client = self.client = EngineClient(process.address, on_loading=on_loading)
+        client.start()
+        self._watcher = asyncio.create_task(self._watch(process, client), name="engine watcher")
         # While the engine imports and reads weights:
         self.tokenizer, self._longest_token = await asyncio.to_thread(_load_tokenizer, self.config.model.path)
         template = self._template_source or self.tokenizer.chat_template
         self.template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
         try:
-            self.ready = await self.client.wait_ready()
-        except EngineDead as dead:
-            raise EngineFailedToStart(self.process.last_line or str(dead)) from None
+            self.ready = await client.wait_ready()
+        except EngineDead:
+            raise process.start_error() from None
 
     async def _watch(self, process: EngineProcess, client: EngineClient) -> EngineDead:
         await process.wait()
@@ -135,7 +126,7 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End the engine; requests under way fail with Overloaded. Idempotent."""
-        self.ready = None
+        loading, self.ready = self.ready is None, None
         client, self.client = self.client, None
         process, self.process = self.process, None
         watcher, self._watcher = self._watcher, None
@@ -145,7 +136,7 @@ class AsyncLLM:
             client.end(Overloaded("The server is shutting down.", code="shutting_down"))
             await client.close()
         if process is not None:
-            await process.stop()
+            await process.stop(loading=loading)
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -177,15 +168,9 @@ class AsyncLLM:
         Raises RequestError if it is refused.
         """
         await self.start()
-        text: str | None = None
-        if isinstance(prompt, str):
-            text = prompt
-            token_ids: Sequence[int] = await self.encode(text)
-        elif isinstance(prompt, Mapping):
-            token_ids = prompt["prompt_token_ids"]
-        else:
-            token_ids = prompt
-        sampling = sampling_params or SamplingParams(max_tokens=16)
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = await self.encode(prompt) if isinstance(prompt, str) else token_ids_of(prompt)
+        sampling = GENERATE_DEFAULT if sampling_params is None else checked_sampling(sampling_params)
         async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
             yield output
 
@@ -208,7 +193,7 @@ class AsyncLLM:
             messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
         )
         token_ids = await self.encode(text, add_special_tokens=False, what="messages")
-        sampling = sampling_params or SamplingParams(max_tokens=256)
+        sampling = CHAT_DEFAULT if sampling_params is None else checked_sampling(sampling_params)
         async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
             yield output
 
@@ -260,14 +245,13 @@ class AsyncLLM:
         Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, Overloaded, EngineDead.
         """
         client, ready = self._running()
-        check_token_ids(sampling, ready.vocab_size)
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        sampling.check_vocabulary(ready.vocab_size)
+        continuations = sampling.continuations()
         requests: list[Generate] = []
         choices: dict[str, OutputProcessor] = {}
         for prompt in prompts:
             self._check_prompt(prompt, ready, sampling, what)
-            for i in range(sampling.n):
-                params = msgspec.structs.replace(sampling, n=1, seed=(seed + i) % SEEDS)
+            for params in continuations:
                 # Numbered: a caller may use an id again while the last messages of its first use are still on their way.
                 name = f"{request_id}-{next(self._numbers)}"
                 choices[name] = OutputProcessor(
@@ -313,6 +297,7 @@ class AsyncLLM:
         salt: str,
     ) -> AsyncGenerator[RequestOutput, None]:
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
+        check_labels(name, priority, salt)
         if name in self._generations:
             raise InvalidParameter.of("request_id", name, "an id that no running request has")
         generation = self.submit([token_ids], sampling, request_id=name, priority=priority, salt=salt)
@@ -333,14 +318,6 @@ def _load_tokenizer(path: str) -> tuple[Tokenizer, int]:
     """The tokenizer, and the size in bytes of its longest token."""
     tokenizer = load_tokenizer(path)
     return tokenizer, max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
-
-
-def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidParameter for a token id in `logit_bias` or `stop_token_ids` that the model does not have."""
-    for param in ("logit_bias", "stop_token_ids"):
-        for token_id in getattr(sampling, param):
-            if token_id >= vocab_size:
-                raise InvalidParameter.of(param, token_id, f"token ids from 0 to {vocab_size - 1}")
 
 
 def _output(request_id: str, prompt: str | None, generation: Generation, deltas: list[Delta]) -> RequestOutput:

@@ -1,6 +1,7 @@
 """Settings, frozen and composed: each part is handed its own piece, never the whole."""
 
 import difflib
+import os
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -97,7 +98,7 @@ class EngineFlags(TypedDict, total=False):
     log_stats_seconds: float
 
 
-def engine_config(model: str, **flags: Unpack[EngineFlags]) -> EngineConfig:
+def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -> EngineConfig:
     """The composed settings of flat flags; those left out have the defaults above.
 
     engine_config("path/to/model", max_num_seqs=8).scheduler.max_num_seqs    # 8
@@ -105,7 +106,7 @@ def engine_config(model: str, **flags: Unpack[EngineFlags]) -> EngineConfig:
     Raises ConfigError, naming the flag, for an unknown flag and for a value that makes no sense whatever the model.
     """
     parts: dict[type[msgspec.Struct], dict[str, Any]] = {part: {} for part in _PARTS}
-    parts[ModelSource]["path"] = model
+    parts[ModelSource]["path"] = _model_path(model)
     for flag, value in flags.items():
         if flag not in _PLACES:
             near = difflib.get_close_matches(flag, _PLACES, n=1)
@@ -148,6 +149,16 @@ _AT_LEAST_ONE = (
     "threads",
 )
 _MAY_BE_NONE = ("max_model_len", "kv_cache_memory", "num_pages", "threads")
+
+
+def _model_path(model: Any) -> str:
+    """An empty name is most likely a variable that was never set: it is neither the current folder nor the built-in model."""
+    path = os.fspath(model) if isinstance(model, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(
+            f"The model is {model!r}; give the path of a folder or a GGUF file, or none for the built-in model."
+        )
+    return path
 
 
 def _check(flag: str, value: Any) -> None:

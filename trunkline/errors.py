@@ -17,6 +17,14 @@ A message is a sentence that says the value seen, the value allowed, and what to
 
 from typing import Any
 
+LONGEST_SHOWN = 80  # characters of a value in a message
+
+
+def shown(seen: Any) -> str:
+    """A value as a message shows it, cut if it is long."""
+    text = repr(seen)
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
 
 class TrunklineError(Exception):
     """Root of all errors raised on purpose."""
@@ -61,10 +69,7 @@ class InvalidParameter(RequestError, ValueError):
     @classmethod
     def of(cls, param: str, seen: Any, allowed: str) -> "InvalidParameter":
         """`InvalidParameter.of("top_p", 2, "a number from 0 to 1")`."""
-        shown = repr(seen)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        return cls(f"'{param}' is {shown}; allowed is {allowed}.", param=param)
+        return cls(f"'{param}' is {shown(seen)}; allowed is {allowed}.", param=param)
 
 
 class ContextLengthExceeded(RequestError):

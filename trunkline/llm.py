@@ -1,19 +1,20 @@
 """`LLM`: the engine in the caller's own process, for batches of prompts. Synchronous; `AsyncLLM` streams."""
 
-import secrets
+import threading
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
-import msgspec
-import numpy as np
 from tqdm import tqdm
 
 from trunkline.api.generation import OutputProcessor
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
 from trunkline.config import EngineFlags, engine_config
-from trunkline.errors import ConfigError, InvalidParameter
+from trunkline.errors import ConfigError, EngineDead, InvalidParameter
+from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, as_batch, checked_sampling, token_ids_of
+from trunkline.interrupts import interrupts_held
 from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
@@ -21,7 +22,6 @@ from trunkline.outputs import RequestOutput
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.engine import Engine
 
-Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
@@ -35,6 +35,7 @@ class LLM:
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
 
     What one call has read, the next finds in the cache. Flags are those of `trunkline serve` (config.EngineFlags).
+    Calls from several threads wait for one another. Ctrl-C ends a call between two steps; the next call works as ever.
     Raises ModelError or ConfigError if the model cannot be served with these settings.
 
     chat_template  path of a Jinja file, or the template itself; None: the model's own
@@ -45,7 +46,7 @@ class LLM:
     ) -> None:
         from trunkline.workers.worker import load_worker  # imports torch
 
-        config = engine_config(model or builtin_model(), **flags)
+        config = engine_config(builtin_model() if model is None else model, **flags)
         checkpoint = open_checkpoint(config.model)
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template
@@ -61,6 +62,8 @@ class LLM:
             vocab_size=worker.vocab_size,
         )
         self._num_requests = 0
+        self._closed = False
+        self._lock = threading.Lock()  # held by the call that steps the engine
 
     def generate(
         self,
@@ -69,16 +72,16 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue each prompt (text, or token ids); one output per prompt, in order.
+        """Continue each prompt (text, token ids, or {"prompt_token_ids": [...]}); one output per prompt, in order.
 
         sampling_params   one for all, or one per prompt; default: SamplingParams(max_tokens=16)
         use_tqdm          a progress bar on a terminal
 
-        Raises RequestError for the first request that is refused; nothing of the batch keeps running then.
+        Raises RequestError for the first request that is refused; nothing of the batch keeps running then. Raises EngineDead after
+        `close`.
         """
-        one_prompt = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | np.integer))
-        batch: list[Any] = [prompts] if one_prompt else list(prompts)
-        sampling = _one_each(sampling_params or SamplingParams(max_tokens=16), len(batch))
+        batch = as_batch(prompts)
+        sampling = _one_each(GENERATE_DEFAULT if sampling_params is None else sampling_params, len(batch))
         return self._run([self._encode(prompt) for prompt in batch], sampling, use_tqdm)
 
     def chat(
@@ -100,14 +103,13 @@ class LLM:
             )
             for conversation in conversations
         ]
-        sampling = _one_each(sampling_params or SamplingParams(max_tokens=256), len(texts))
-        encoded: list[tuple[str | None, list[int]]] = [
-            (text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts
-        ]
+        sampling = _one_each(CHAT_DEFAULT if sampling_params is None else sampling_params, len(texts))
+        encoded = [_Encoded(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         return self._run(encoded, sampling, use_tqdm)
 
     def close(self) -> None:
         """Free the model and the cache. Idempotent."""
+        self._closed = True
         self.engine.worker.close()
 
     def __enter__(self) -> Self:
@@ -118,27 +120,44 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _encode(self, prompt: Prompt) -> "_Encoded":
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        return None, [int(token_id) for token_id in prompt]
+            return _Encoded(prompt, self.tokenizer.encode(prompt))
+        return _Encoded(None, token_ids_of(prompt))
 
-    def _run(
-        self, prompts: list[tuple[str | None, list[int]]], sampling: list[SamplingParams], use_tqdm: bool
-    ) -> list[RequestOutput]:
+    def _run(self, prompts: list["_Encoded"], sampling: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
         """Send everything, step until idle, and put the texts together."""
-        batch = _Batch(self)
-        try:
-            for (text, token_ids), params in zip(prompts, sampling, strict=True):
-                batch.add(text, token_ids, params)
-            with tqdm(
-                total=len(batch.processors), desc="Generating", unit="seq", disable=None if use_tqdm else True
-            ) as bar:
-                while self.engine.has_work:
-                    bar.update(batch.take(self.engine.step()))
-        finally:
-            batch.abort()
+        with self._lock, interrupts_held() as let_interrupt:
+            if self._closed:
+                raise EngineDead("This LLM has been closed; make a new one.")
+            batch = _Batch(self)
+            try:
+                for prompt, params in zip(prompts, sampling, strict=True):
+                    batch.add(prompt, params)
+                with tqdm(
+                    total=len(batch.processors), desc="Generating", unit="seq", disable=None if use_tqdm else True
+                ) as bar:
+                    while self.engine.has_work:
+                        bar.update(batch.take(self.engine.step()))
+                        let_interrupt()
+            finally:
+                batch.abort()
         return batch.outputs()
+
+
+class _Encoded(NamedTuple):
+    """A prompt as the model reads it."""
+
+    text: str | None  # None: it was given as token ids
+    token_ids: list[int]
+
+
+class _Sent(NamedTuple):
+    """A prompt under way, and the engine's ids of its continuations."""
+
+    request_id: str
+    prompt: _Encoded
+    names: list[str]
 
 
 class _Batch:
@@ -146,26 +165,25 @@ class _Batch:
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.processors: dict[str, OutputProcessor] = {}
-        self.prompts: list[
-            tuple[str, str | None, list[int], list[str]]
-        ] = []  # request id, text, token ids, continuation ids
+        self.processors: dict[str, OutputProcessor] = {}  # by the engine's id
+        self.sent: list[_Sent] = []
 
-    def add(self, text: str | None, token_ids: list[int], sampling: SamplingParams) -> None:
+    def add(self, prompt: _Encoded, sampling: SamplingParams) -> None:
         request_id = f"{self.llm._num_requests}"
         self.llm._num_requests += 1
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         names = [f"{request_id}-{index}" for index in range(sampling.n)]
-        self.prompts.append((request_id, text, token_ids, names))
-        if any(not 0 <= token_id < 2**31 for token_id in token_ids):
-            raise InvalidParameter.of("prompt", token_ids, "token ids of the model's vocabulary")
-        for index, name in enumerate(names):
-            params = msgspec.structs.replace(sampling, n=1, seed=seed + index)
+        self.sent.append(_Sent(request_id, prompt, names))
+        try:
+            token_ids = array("i", prompt.token_ids).tobytes()
+        except OverflowError:
+            raise InvalidParameter.of(
+                "prompt", prompt.token_ids, f"token ids from 0 to {self.llm.engine.vocab_size - 1}"
+            ) from None
+        for index, (name, params) in enumerate(zip(names, sampling.continuations(), strict=True)):
             self.processors[name] = OutputProcessor(
                 self.llm.tokenizer, params, eos_token_ids=self.llm._eos_token_ids, index=index
             )
-            prompt = np.array(token_ids, "<i4").tobytes()
-            self.take(self.llm.engine.handle(Generate(request_id=name, prompt=prompt, sampling=params)))
+            self.take(self.llm.engine.handle(Generate(request_id=name, prompt=token_ids, sampling=params)))
 
     def take(self, messages: Iterable[FromEngine]) -> int:
         """Hand each message to its continuation; returns how many of them ended. Raises RequestError for a Failed one."""
@@ -187,14 +205,14 @@ class _Batch:
 
     def outputs(self) -> list[RequestOutput]:
         outputs = []
-        for request_id, text, token_ids, names in self.prompts:
+        for request_id, prompt, names in self.sent:
             processors = [self.processors[name] for name in names]
             scores = processors[0].prompt_logprobs
             outputs.append(
                 RequestOutput(
                     request_id=request_id,
-                    prompt=text,
-                    prompt_token_ids=tuple(token_ids),
+                    prompt=prompt.text,
+                    prompt_token_ids=tuple(prompt.token_ids),
                     prompt_logprobs=tuple(scores) if scores is not None else None,
                     cached_tokens=processors[0].cached_tokens,
                     outputs=tuple(processor.output() for processor in processors),
@@ -205,13 +223,13 @@ class _Batch:
 
 
 def _one_each(sampling: SamplingParams | Sequence[SamplingParams], num: int) -> list[SamplingParams]:
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * num
+    if not isinstance(sampling, list | tuple):
+        return [checked_sampling(sampling)] * num
     if len(sampling) != num:
         raise InvalidParameter.of(
             "sampling_params", f"{len(sampling)} of them", f"one, or one for each of the {num} prompts"
         )
-    return list(sampling)
+    return [checked_sampling(params) for params in sampling]
 
 
 def _show(bar: "tqdm[Any]", done: int, total: int) -> None:

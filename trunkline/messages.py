@@ -1,6 +1,6 @@
 """Messages between the API process and the engine process: msgspec structs in msgpack, never pickle.
 
-    API ──► engine   Generate  Abort  Call
+    API ──► engine   Startup, once, on its stdin; then Generate  Abort  Call
     API ◄── engine   Loading  Ready  Tokens  Finished  Failed  Reply
 
 The engine speaks token ids; the API process turns them into text. One frame holds a list of messages.
@@ -11,7 +11,15 @@ from typing import Any
 
 import msgspec
 
+from trunkline.config import EngineConfig
 from trunkline.sampling import SamplingParams
+
+
+class Startup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first and only line on the engine's stdin, in JSON."""
+
+    config: EngineConfig
+    socket: str  # the address to listen at, "ipc://…"
 
 
 class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

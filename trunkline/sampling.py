@@ -1,6 +1,7 @@
 """How the next token is chosen, and when a request ends: one frozen struct, checked when it is made."""
 
 import math
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0  # subtracted once per occurrence
     repetition_penalty: float = 1.0  # divides (or multiplies, if negative) logits of tokens in prompt or output
     logit_bias: Mapping[int, float] = {}  # token id -> added to its logit
-    seed: int | None = None  # any 64-bit integer; choice i of n uses seed + i; None: a fresh one
+    seed: int | None = None  # any 64-bit integer; continuation i of n uses seed + i; None: a fresh one
     logprobs: int | None = None  # alternatives reported beside each chosen token; 0: only the chosen one
     prompt_logprobs: int | None = None  # the same for the prompt's own tokens
     stop: tuple[str, ...] = ()
@@ -99,6 +100,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, INT32_MAX)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises InvalidParameter for a token id in `logit_bias` or `stop_token_ids` that the model does not have."""
+        for param in ("logit_bias", "stop_token_ids"):
+            for token_id in getattr(self, param):
+                if token_id >= vocab_size:
+                    raise InvalidParameter.of(param, token_id, f"token ids from 0 to {vocab_size - 1}")
+
+    def continuations(self) -> "list[SamplingParams]":
+        """One for each of the `n` continuations: itself with n = 1, and the seed + i modulo 2**64 for continuation i."""
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return [msgspec.structs.replace(self, n=1, seed=(seed + i) % 2**64) for i in range(self.n)]
 
     @property
     def greedy(self) -> bool:

@@ -29,7 +29,8 @@ class LogitsRow:
     request   index of the request in the plan, 0 … R-1
     at        token row of the step whose hidden state gives the logits, 0 … T-1
     position  absolute position of the token these logits predict; with `seed` it keys the sampling noise
-    sampling  how to choose that token; None: nothing is chosen, only `target` is scored (prompt logprobs)
+    sampling  how to choose that token; None: nothing is chosen. Then `target` is scored (prompt logprobs), or the row is only
+              looked at: it fails if what it read is not sound, so that a prompt's chunk is never shared with a NaN in it
     seed      64-bit; the request's own, never None
     target    for a prompt's own token: the token id that follows, whose logprob is wanted; -1: none
     logprobs  number of alternatives to report; None: report nothing
@@ -85,7 +86,7 @@ class RowLogprobs:
     """Log-probabilities of one row, of the model's own distribution (before temperature, penalties and bias).
 
     token_ids  int32 [1+k]    the chosen (or target) token, then the k likeliest, likeliest first
-    logprobs   float32 [1+k]  natural logarithms, finite
+    logprobs   float32 [1+k]  natural logarithms, finite: at least -9999, which stands for "impossible"
     rank       rank of the chosen token in the vocabulary, 1 is the likeliest
     """
 

@@ -21,7 +21,7 @@ from trunkline.sampling import SamplingParams
 from trunkline.step import Float32, Int32, LogitsRow, RowLogprobs
 from trunkline.workers.noise import GUMBEL_SPAN, gumbel, gumbel_of_all
 
-MIN_LOGPROB = -9999.0  # what JSON clients see for log(0), as from OpenAI
+MIN_LOGPROB = -9999.0  # stands for log(0), as with OpenAI: JSON has no infinity
 
 Indices = npt.NDArray[np.intp]
 Float64 = npt.NDArray[np.float64]

@@ -93,21 +93,27 @@ class LocalWorker:
         self.max_model_len = max_model_len
         self._runner: ModelRunner | None = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
-        self._unfinished = 0
+        self._unfinished: set[Future[StepResult]] = set()
         self._previous: StepResult | None = None  # of the step that ran last; only the thread touches it
 
     def submit(self, plan: Plan) -> Future[StepResult]:
         """Start the step, or queue it behind the one that runs."""
-        if self._unfinished > self.depth:
+        if len(self._unfinished) > self.depth:
             raise ValueError(f"Step {plan.step} is one too many: at most {self.depth + 1} may be unfinished.")
-        self._unfinished += 1
-        return self._thread.submit(self._run, plan)
+        handle = self._thread.submit(self._run, plan)
+        self._unfinished.add(handle)
+        return handle
 
     def wait(self, handle: Future[StepResult]) -> StepResult:
-        """Raises ValueError, before anything is computed, for a plan that contradicts itself or leaves the KV storage."""
-        result = handle.result()
-        self._unfinished -= 1
-        return result
+        """The result; a wait that is interrupted may be repeated.
+
+        Raises ValueError, before anything is computed, for a plan that contradicts itself or leaves the KV storage.
+        """
+        try:
+            return handle.result()
+        finally:
+            if handle.done():
+                self._unfinished.discard(handle)
 
     def close(self) -> None:
         """Let the step that runs end, drop the others, and give the memory back."""

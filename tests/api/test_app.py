@@ -1,5 +1,6 @@
 """The application without an engine: keys, headers, paths, and what it says while the model loads. No socket, no process."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,7 +9,9 @@ import httpx
 import pytest
 
 import trunkline
+from trunkline.api import app, protocol
 from trunkline.api.app import create_app
+from trunkline.api.protocol import ChatRequest
 from trunkline.api.service import Service
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig, engine_config
@@ -148,6 +151,20 @@ async def test_bug_is_500_with_the_request_id_and_no_traceback(caplog: pytest.Lo
     assert "NoneType" in caplog.text, "the log has the reason"
 
 
+async def test_metrics_do_not_wait_for_an_engine_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_method: str) -> None:
+        await asyncio.Event().wait()
+
+    service = make_service()
+    monkeypatch.setattr(service.llm, "call", never)
+    monkeypatch.setattr(app, "STATS_SECONDS", 0)
+    async with connect(service) as client:
+        page = await client.get("/metrics")
+    assert page.status_code == 200
+    assert "trunkline:request_failures_total" in page.text
+    assert "num_requests_running" not in page.text
+
+
 async def test_failures_are_counted(opened: httpx.AsyncClient) -> None:
     await opened.post("/v1/chat/completions", json=CHAT)
     await opened.get("/v1/models/other")
@@ -165,9 +182,18 @@ async def test_openapi_describes_the_bodies(opened: httpx.AsyncClient) -> None:
     assert (await opened.get("/docs")).status_code == 200
 
 
-def test_unknown_fields_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    from trunkline.api.protocol import ChatRequest
+def test_any_number_of_unknown_fields_is_one_short_line(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(protocol, "_warned_keys", set())
+    with caplog.at_level(logging.WARNING, "trunkline.api"):
+        ChatRequest.parse({**CHAT, "long" * 100_000: 0, **{f"unknown_{number}": 0 for number in range(3000)}})
+        ChatRequest.parse({**CHAT, "one_more": 0})
+    (record,) = caplog.records
+    assert record.getMessage().endswith("'unknown_1003', 'unknown_1004', 'unknown_1005' and 2991 more")
+    assert len(record.getMessage()) < 500
+    assert sum(map(len, protocol._warned_keys)) < 100_000
 
+
+def test_unknown_fields_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "trunkline.api"):
         for _ in range(2):
             ChatRequest.parse({**CHAT, "first_unknown": 1, "second_unknown\n": 2})

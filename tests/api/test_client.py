@@ -196,3 +196,12 @@ async def test_unreadable_frame_is_the_end(engine: Engine, client: EngineClient)
     await engine.send_raw(b"\xc1 no message")
     with pytest.raises(EngineDead, match="cannot be read"):
         await inbox.get()
+
+
+async def test_what_cannot_be_sent_is_not_waited_for(engine: Engine, client: EngineClient) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        client.generate([request("a"), request("\ud800")])
+    again = client.generate([request("a")])
+    assert await engine.receive() == [request("a")]
+    await engine.send(finished("a"))
+    assert await again.get() == [finished("a")]

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.serving import MODEL, PATIENCE, Server, sse_events
+from tests.api.serving import MODEL, PATIENCE, Server, children, sse_events
 from trunkline.api.launch import bind
 from trunkline.errors import ConfigError
 
@@ -131,7 +131,32 @@ def test_what_only_the_engine_finds_out_is_one_sentence_too(tiny: Path) -> None:
         assert "max-model-len" in others[0]
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+@pytest.mark.slow
+def test_engine_killed_while_loading_is_one_sentence(tiny: Path, scratch: Path) -> None:
+    with Server(tiny) as server:
+        while not children(server.process.pid):
+            pass
+        os.kill(server.engine_pid(), signal.SIGKILL)
+        assert server.wait_exit() == 1
+        assert len(server.output.splitlines()) == 2
+        assert "The engine process ended (signal SIGKILL) before it was ready." in server.output
+        assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_stop_while_loading_does_not_wait_for_the_engine(tiny: Path, scratch: Path) -> None:
+    with Server(tiny) as server:
+        while not children(server.process.pid):
+            pass
+        engine = os.pidfd_open(server.engine_pid())
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait_exit() == 0
+        assert wait_gone(engine)
+        assert list(scratch.iterdir()) == []
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", ""])
 def test_host_that_is_not_ours(host: str) -> None:
     with pytest.raises(ConfigError, match=host):
         bind(host, 0)

@@ -184,6 +184,12 @@ def test_variables_of_the_server_cannot_be_set(name):
     assert error.value.param == "chat_template_kwargs"
 
 
+@pytest.mark.parametrize("given", [[1], "enable_thinking", 5])
+def test_variables_are_an_object(given):
+    with pytest.raises(InvalidParameter, match="an object of names and values"):
+        render(CHATML, chat_template_kwargs=given)
+
+
 def test_empty_lists_of_tools_and_documents_are_none():
     assert render("{{ tools }} {{ documents }}", tools=[], documents=[]) == "None None"
 
@@ -251,6 +257,13 @@ def test_continue_final_message_needs_the_message_in_the_prompt():
 )
 def test_normal_form(message, normal):
     assert normalize_messages([message]) == [normal]
+
+
+@pytest.mark.parametrize("calls", [5, "call", {"function": {}}])
+def test_tool_calls_are_a_list(calls):
+    with pytest.raises(InvalidParameter, match="a list of calls") as error:
+        normalize_messages([{"role": "assistant", "content": None, "tool_calls": calls}])
+    assert error.value.param == "messages[0].tool_calls"
 
 
 @pytest.mark.parametrize(

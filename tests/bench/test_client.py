@@ -4,7 +4,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.bench.client import EventStream, Outcome
+from trunkline.bench.client import EventParser, Outcome
 
 BODY = (
     ": a comment, as some proxies send to keep a connection open\r\n\r\n"
@@ -19,17 +19,17 @@ EVENTS = ['{"text": "Grüße, 世界 🌍"}', "no space", "two\nlines", "carriag
 
 
 def test_whole_body() -> None:
-    assert EventStream().feed(BODY) == EVENTS
+    assert EventParser().feed(BODY) == EVENTS
 
 
 def test_byte_by_byte() -> None:
-    stream = EventStream()
+    stream = EventParser()
     assert [event for byte in BODY for event in stream.feed(bytes([byte]))] == EVENTS
 
 
 @given(cuts=st.lists(st.integers(0, len(BODY)), max_size=12))
 def test_cut_anywhere(cuts: list[int]) -> None:
-    stream = EventStream()
+    stream = EventParser()
     at = [0, *sorted(cuts), len(BODY)]
     events = [event for start, end in itertools.pairwise(at) for event in stream.feed(BODY[start:end])]
     assert events == EVENTS

@@ -94,7 +94,7 @@ class Outcome:
 
 
 class Driver:
-    """Feeds an engine and sorts what it says by request; audits everything after every step."""
+    """Feeds an engine and sorts what it says by request; audits everything after every message and step."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -103,10 +103,23 @@ class Driver:
     def send(self, *messages: Any) -> None:
         for message in messages:
             self._sort(self.engine.handle(message))
+            self._audit()
 
     def step(self) -> None:
         self._sort(self.engine.step())
+        self._audit()
+
+    def _audit(self) -> None:
+        """Everything agrees, and no page that a step in flight may touch is free."""
         self.engine.scheduler.check()
+        assert isinstance(self.engine.worker, StubWorker)
+        pool = self.engine.scheduler.cache.pool
+        free = pool.take(pool.num_free)
+        pool.give_back(free)  # they lie as before
+        for plan in self.engine.worker.in_flight:
+            for pages, context_len in zip(plan.page_table, plan.context_len, strict=True):
+                used = pages[: -(-context_len // self.engine.worker.page_size)]
+                assert not np.isin(used, free).any(), f"step {plan.step} is in flight with free pages"
 
     def drain(self, max_steps: int = 5000) -> dict[str, Outcome]:
         """Step until nothing is left."""

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.factories import EOS, Driver, generate, make_engine, plans, run
-from tests.stub import VOCAB_SIZE, continuation
+from tests.scheduler.factories import EOS, Clock, Driver, generate, make_engine, plans, run
+from tests.stub import VOCAB_SIZE, StubWorker, continuation
 from trunkline.messages import Abort, Call, Failed, Generate, Reply, Tokens
 from trunkline.sampling import SamplingParams
+from trunkline.step import Plan, StepResult
 
 
 def prompts(num: int, *, seed: int = 0, shared: int = 10, longest: int = 30) -> list[list[int]]:
@@ -65,16 +66,19 @@ def test_random_traffic(data: st.DataObject) -> None:
     )
     driver = Driver(engine)
     longest = engine.scheduler.max_tokens_per_request
-    wanted: dict[str, tuple[list[int], int, bool]] = {}
+    wanted: dict[str, tuple[list[int], int, bool, bool]] = {}
     aborted: set[str] = set()
     for i in range(data.draw(st.integers(1, 30))):
         action = data.draw(st.sampled_from(["arrive", "arrive", "step", "step", "step", "abort"]))
         if action == "arrive":
             prompt = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=longest))
             max_tokens, ignore_eos = data.draw(st.integers(1, 10)), data.draw(st.booleans())
-            wanted[f"r{i}"] = prompt, max_tokens, ignore_eos
+            scored = data.draw(st.booleans())
+            wanted[f"r{i}"] = prompt, max_tokens, ignore_eos, scored
             priority = data.draw(st.integers(0, 2))
-            driver.send(generate(f"r{i}", prompt, max_tokens=max_tokens, ignore_eos=ignore_eos, priority=priority))
+            sampling: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
+            sampling["prompt_logprobs"] = 0 if scored else None
+            driver.send(generate(f"r{i}", prompt, priority=priority, **sampling))
         elif action == "abort" and wanted:
             aborted.add(name := data.draw(st.sampled_from(sorted(wanted))))
             driver.send(Abort(request_id=name))
@@ -82,7 +86,7 @@ def test_random_traffic(data: st.DataObject) -> None:
         else:
             driver.step()
     driver.drain()
-    for name, (prompt, max_tokens, ignore_eos) in wanted.items():
+    for name, (prompt, max_tokens, ignore_eos, scored) in wanted.items():
         outcome = driver.outcomes.get(name)
         if len(prompt) + 1 > longest:
             assert (
@@ -96,6 +100,9 @@ def test_random_traffic(data: st.DataObject) -> None:
             continue
         assert outcome is not None and outcome.finished is not None, name
         assert outcome.tokens == expected
+        first = outcome.messages[0]
+        assert isinstance(first, Tokens) and (first.prompt_logprobs is not None) == scored
+        assert [score.token_ids[0] for score in first.prompt_logprobs or []] == (prompt[1:] if scored else [])
         assert outcome.finished.reason == ("stop" if not ignore_eos and expected[-1] == EOS else "length")
         assert outcome.finished.completion_tokens == len(expected)
     assert engine.stats()["running"] == engine.stats()["waiting"] == 0
@@ -170,8 +177,10 @@ def test_prompt_longer_than_the_cache_is_refused_with_both_numbers() -> None:
     assert outcomes["fits"].tokens == continuation([1] * 15, 1)
 
 
-def test_failed_row_fails_alone_and_publishes_nothing() -> None:
-    engine = make_engine(poison_token=96)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("chunk", [3, 5, 64])
+def test_failed_row_fails_alone_and_publishes_nothing(depth: int, chunk: int) -> None:
+    engine = make_engine(poison_token=96, depth=depth, max_num_batched_tokens=chunk, max_num_seqs=2)
     bad, good = [5, 6, 7, 96, 8, 9, 10, 11, 12], [5, 6, 7, 8, 9]
     outcomes = run(engine, generate("bad", bad), generate("good", good))
     failed = outcomes["bad"].failed
@@ -207,7 +216,7 @@ def test_no_tokens_wanted_scores_the_prompt_only() -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (Generate(request_id="r", prompt=b"", sampling=SamplingParams()), "'prompt' is '0 bytes'"),
+        (Generate(request_id="r", prompt=b"", sampling=SamplingParams()), "The prompt is empty"),
         (Generate(request_id="r", prompt=b"abc", sampling=SamplingParams()), "'prompt' is '3 bytes'"),
         (generate("r", [VOCAB_SIZE]), "token ids from 0 to 96"),
         (generate("r", [-1]), "token ids from 0 to 96"),
@@ -229,6 +238,21 @@ def test_a_second_request_of_the_same_id_is_refused() -> None:
     assert isinstance(answer, Failed) and "ids must be unique" in answer.message
 
 
+def test_a_step_is_timed_from_the_end_of_the_one_before_it() -> None:
+    clock = Clock()
+
+    class TwoSeconds(StubWorker):
+        def wait(self, handle: int) -> StepResult:
+            clock.now += 2.0
+            return super().wait(handle)
+
+    engine = make_engine(depth=1, clock=clock)
+    engine.worker = TwoSeconds(depth=1)
+    run(engine, generate("r", range(1, 10), max_tokens=5))
+    steps = engine.stats()["step_seconds"]
+    assert steps["sum"] == 2.0 * steps["count"]
+
+
 def test_calls() -> None:
     engine = make_engine()
     run(engine, generate("r", range(1, 20)))
@@ -242,3 +266,53 @@ def test_calls() -> None:
     assert engine.stats()["pages"] == {"free": 64, "tree": 0, "lease": 0, "copy": 0}
     (reply,) = engine.handle(Call(call_id=7, method="flush", args={"nonsense": 1}))
     assert isinstance(reply, Reply) and reply.error is not None and "nonsense" in reply.error
+
+
+class Breaking(StubWorker):
+    """Raises `error` instead of starting, or instead of waiting for, the step of that number; once."""
+
+    def __init__(self, error: BaseException, *, at_submit: int = 0, at_wait: int = 0, depth: int = 0) -> None:
+        super().__init__(depth=depth)
+        self.error = error
+        self.at_submit, self.at_wait = at_submit, at_wait
+
+    def submit(self, plan: Plan) -> int:
+        if plan.step == self.at_submit:
+            self.at_submit = 0
+            raise self.error
+        return super().submit(plan)
+
+    def wait(self, handle: int) -> StepResult:
+        if handle == self.at_wait:
+            self.at_wait = 0
+            if isinstance(self.error, Exception):
+                super().wait(handle)  # the step is over, and its result lost
+            raise self.error
+        return super().wait(handle)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("broken", [{"at_submit": 3}, {"at_wait": 3}])
+def test_a_step_that_breaks_takes_only_its_own_requests_along(broken: dict[str, int], depth: int) -> None:
+    engine = make_engine(max_num_seqs=2, depth=depth)
+    engine.worker = Breaking(MemoryError("no room"), **broken, depth=depth)
+    driver = Driver(engine)
+    driver.send(*(generate(name, [7, 8, 9, index]) for index, name in enumerate(("a", "b", "c"))))
+    with pytest.raises(MemoryError):
+        driver.drain()
+    engine.scheduler.check()
+    driver.drain()
+    assert driver.outcomes["c"].tokens == continuation([7, 8, 9, 2], 8), "it waited, and has lost nothing"
+    assert driver.outcomes["a"].finished is driver.outcomes["b"].finished is None
+    assert run(engine, generate("a", [7, 8, 9, 0]))["a"].tokens == continuation([7, 8, 9, 0], 8)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_wait_that_is_interrupted_can_be_taken_up_again(depth: int) -> None:
+    engine = make_engine(depth=depth)
+    engine.worker = Breaking(KeyboardInterrupt(), at_wait=3, depth=depth)
+    driver = Driver(engine)
+    driver.send(generate("r", range(1, 10)))
+    with pytest.raises(KeyboardInterrupt):
+        driver.drain()
+    assert driver.drain()["r"].tokens == continuation(list(range(1, 10)), 8)

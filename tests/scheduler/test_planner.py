@@ -44,8 +44,12 @@ def test_a_prompt_chunk_and_a_generating_request(cache: PrefixCache) -> None:
     assert plan.context_len.tolist() == [5, 3]
     assert plan.page_table.tolist() == [[0, 1], [2, 0]]
     assert [piece.row for piece in pieces] == [0, None]
-    (row,) = plan.rows
+    row, look = plan.rows
     assert (row.request, row.at, row.position, row.seed, row.banned) == (0, 0, 5, 5, ())
+    assert (look.request, look.at, look.sampling, look.target) == (1, 3, None, -1), (
+        "the chunk's soundness shows in its last row"
+    )
+    assert [piece.rows for piece in pieces] == [range(0, 1), range(1, 2)]
     for array in (plan.token_ids, plan.positions, plan.query_start, plan.context_len, plan.page_table):
         assert array.dtype == np.int32
 

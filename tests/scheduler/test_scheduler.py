@@ -4,6 +4,7 @@ from tests.scheduler.factories import Clock, Driver, generate, make_engine, plan
 from tests.stub import continuation
 from trunkline.messages import Abort
 from trunkline.scheduler.request import State
+from trunkline.scheduler.scheduler import MAX_PREEMPTIONS, NUM_CANDIDATES
 
 
 def running(driver: Driver) -> list[str]:
@@ -21,12 +22,12 @@ def test_running_requests_get_their_token_before_prompts_get_the_rest() -> None:
     driver.send(generate("a", [1, 2, 3]), generate("b", [4, 5]))
     driver.step()
     assert planned(driver) == [3, 2]
-    driver.send(generate("long", range(1, 40)))
+    driver.send(generate("long", range(11, 50)))
     driver.step()
     assert planned(driver) == [1, 1, 8]
     driver.step()
     assert planned(driver) == [1, 1, 8]
-    assert driver.drain()["long"].tokens == continuation(list(range(1, 40)), 8)
+    assert driver.drain()["long"].tokens == continuation(list(range(11, 50)), 8)
 
 
 def test_the_latest_arrival_is_preempted_first_and_resumes() -> None:
@@ -45,6 +46,26 @@ def test_the_latest_arrival_is_preempted_first_and_resumes() -> None:
     assert "a" not in preempted
     for name in "abc":
         assert driver.outcomes[name].tokens == continuation([ord(name) % 50] * 8, 20)
+
+
+def test_who_was_preempted_three_times_is_spared_while_another_can_go() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4, policy="fcfs"))
+    driver.send(*(generate(name, [ord(name) % 50] * 8, max_tokens=20) for name in "abc"))
+    driver.step()
+    driver.engine.scheduler.requests["c"].num_preemptions = MAX_PREEMPTIONS
+    while driver.engine.stats()["num_preemptions_total"] == 0:
+        driver.step()
+    assert running(driver) == ["a", "c"]
+    driver.drain()
+
+
+def test_pages_on_their_way_are_waited_for_before_more_is_preempted() -> None:
+    driver = Driver(make_engine(num_pages=12, page_size=4, policy="fcfs", depth=1, caching=False))
+    driver.send(*(generate(name, [ord(name) % 50] * 8, max_tokens=20) for name in "abc"))
+    while driver.engine.stats()["num_preemptions_total"] == 0:
+        driver.step()
+    assert running(driver) == ["a", "b"]
+    driver.drain()
 
 
 def test_the_lowest_priority_is_preempted_before_a_later_arrival() -> None:
@@ -84,6 +105,15 @@ def test_head_that_does_not_fit_waits_and_nobody_passes_it() -> None:
     assert running(driver) == ["a"]
     driver.drain()
     assert driver.outcomes["large"].tokens == continuation([2] * 20, 8)
+
+
+def test_a_page_is_left_for_those_that_run() -> None:
+    driver = Driver(make_engine(num_pages=8, page_size=4))
+    driver.send(generate("a", [1] * 15, max_tokens=4), generate("b", [2] * 15, max_tokens=4))
+    driver.step()
+    assert running(driver) == ["a"]  # the pages of "b" would be the last: "a" could not grow without preempting it
+    driver.drain()
+    assert driver.engine.stats()["num_preemptions_total"] == 0
 
 
 def test_aborts_in_every_state_leave_nothing() -> None:
@@ -154,6 +184,60 @@ def test_lpm_admits_the_longest_match_first() -> None:
         order += [name for name in running(driver) if name not in order]
         driver.step()
     assert order == ["busy", "warm", "half", "cold"]
+
+
+def test_a_warm_prompt_is_seen_however_long_the_queue() -> None:
+    driver = Driver(make_engine(policy="lpm", max_num_seqs=1))
+    run(driver.engine, generate("seed", range(1, 30)))
+    driver.send(generate("busy", [90], max_tokens=3))
+    driver.step()
+    driver.send(*(generate(f"cold {i}", [40, i]) for i in range(2 * NUM_CANDIDATES)), generate("warm", range(1, 29)))
+    while running(driver) in (["busy"], []):
+        driver.step()
+    assert running(driver) == ["warm"]
+
+
+def test_a_prompt_waits_for_the_last_page_of_one_that_ends_there() -> None:
+    driver = Driver(make_engine(page_size=4, max_num_batched_tokens=6))
+    prompt = list(range(1, 9))
+    driver.send(generate("first", prompt), generate("goes on", [*prompt, 50, 51]))
+    driver.step()
+    driver.step()  # has room for more than the rest of "first"
+    assert running(driver) == ["first"]
+    driver.drain()
+    assert driver.outcomes["goes on"].cached_tokens == 8
+    assert driver.engine.stats()["prompt_tokens_computed_total"] == 8 + 2
+
+
+def test_who_cannot_use_the_cache_waits_for_nobody() -> None:
+    driver = Driver(make_engine(page_size=4))
+    driver.send(*(generate(f"r{i}", range(1, 10), prompt_logprobs=0) for i in range(3)))
+    driver.step()
+    assert running(driver) == ["r0", "r1", "r2"]
+
+
+def test_what_a_step_in_flight_computes_is_not_published_by_an_abort() -> None:
+    driver = Driver(make_engine(depth=1, page_size=4))
+    run(driver.engine, generate("before", [90], max_tokens=1))
+    driver.send(generate("r", range(1, 10)))
+    driver.step()
+    assert len(plans(driver.engine)) == 2  # the second is in flight
+    driver.send(Abort(request_id="r"))
+    pages = driver.engine.stats()["pages"]
+    assert pages["tree"] == 0 and pages["copy"] == 3
+    driver.drain()
+    assert driver.engine.stats()["pages"]["free"] == 64
+
+
+def test_same_arrivals_same_plans() -> None:
+    def all_plans() -> list[str]:
+        driver = Driver(make_engine(num_pages=14, page_size=4, depth=1, max_num_batched_tokens=17))
+        driver.send(*(generate(f"r{i}", [1, 2, 3, 4, 5, i, *range(i)], max_tokens=12) for i in range(12)))
+        driver.drain()
+        assert driver.engine.stats()["num_preemptions_total"] > 0
+        return [repr(plan) for plan in plans(driver.engine)]
+
+    assert all_plans() == all_plans()
 
 
 def test_steps_in_flight_never_exceed_the_workers_depth() -> None:

@@ -339,3 +339,21 @@ def test_close_is_idempotent_and_final():
     worker.close()
     with pytest.raises(RuntimeError):
         worker.submit(decode(3))
+
+
+def test_a_step_that_raised_is_no_longer_in_flight():
+    worker = make_counter()
+    for _ in range(2):
+        handle = worker.submit(decode(-1))  # builds on a step that there is not
+        with pytest.raises(ValueError, match="did not end well"):
+            worker.wait(handle)
+    worker.wait(worker.submit(decode(3)))
+    worker.close()
+
+
+def test_a_wait_that_was_interrupted_can_be_repeated():
+    worker = make_counter()
+    handle = worker.submit(decode(3))
+    assert [worker.wait(handle).token_ids.tolist() for _ in range(2)] == [[4], [4]]
+    worker.wait(worker.submit(decode(3)))
+    worker.close()

@@ -26,6 +26,7 @@ _warned_keys: set[str] = set()
 
 # At most this many continuations for one body: prompts times n.
 MAX_CHOICES = 1024
+MAX_MESSAGES = 10_000  # of a conversation: each costs microseconds in which no other stream moves
 COMPLETION_MAX_TOKENS = 16  # of the completions endpoint, if the caller names none: OpenAI's default
 
 
@@ -213,6 +214,9 @@ class ChatRequest(GenerationRequest):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
+        messages = body.get("messages")
+        if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+            raise InvalidParameter.of("messages", f"{len(messages)} messages", f"at most {MAX_MESSAGES}")
         chat = super().parse(body)
         if not chat.messages:
             raise InvalidParameter("'messages' is an empty list; it must hold at least one message.", param="messages")

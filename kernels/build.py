@@ -80,7 +80,9 @@ def build_library(target: str | None = None) -> Path:
 
 
 def _digest_sources(flags: tuple[str, ...]) -> str:
-    return _digest(repr(flags), *(f"{file.name}: {file.read_text()}" for file in sorted(SOURCES.glob("*.[ch]"))))
+    return _digest(
+        repr(flags), *(f"{file.name}: {file.read_text(encoding='utf-8')}" for file in sorted(SOURCES.glob("*.[ch]")))
+    )
 
 
 def _digest(*parts: str) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from locust import HttpUser, between, events, task
 from locust.env import Environment
 
-from trunkline.bench.client import EventStream
+from trunkline.bench.client import EventParser
 from trunkline.bench.texts import words
 
 SYSTEM_WORDS = 400
@@ -109,7 +109,7 @@ class RagUser(HttpUser):
             if response.status_code != 200:
                 response.failure(f"status {response.status_code}: {response.text[:200]}")
                 return None
-            stream = EventStream()
+            stream = EventParser()
             for received in response.iter_content(chunk_size=None):
                 for data in stream.feed(received):
                     if data == "[DONE]":

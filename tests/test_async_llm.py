@@ -216,7 +216,9 @@ async def test_prompt_longer_than_the_whole_cache_names_the_cache(model: str) ->
         ("hello", {"request_id": "\ud800"}),
     ],
 )
-async def test_what_makes_no_sense_is_refused_in_a_sentence(llm: AsyncLLM, prompt: Any, options: dict[str, Any]) -> None:
+async def test_what_makes_no_sense_is_refused_in_a_sentence(
+    llm: AsyncLLM, prompt: Any, options: dict[str, Any]
+) -> None:
     with pytest.raises(InvalidParameter, match="allowed is"):
         await last(llm.generate(prompt, **options))
     assert (await last(llm.generate("hello", GREEDY))).finished

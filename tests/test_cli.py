@@ -208,8 +208,14 @@ class Answerer(BaseHTTPRequestHandler):
         chunks: list[Any] = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
         if last == "break":
             chunks = [chunks[0], {"error": {"message": "The engine died."}}]
+        if last == "nonsense":
+            chunks = [chunks[0], {"choices": [{"text": "of another endpoint"}]}]
+        if last == "page":
+            self._send(200, b"<html>Welcome</html>")
+            return
         events = [f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, {"choices": []}]]
-        self._send(200, "".join([": ping\n\n", *events, "data: [DONE]\n\n"]).encode())
+        done = "" if last == "vanish" else "data: [DONE]\n\n"
+        self._send(200, "".join([": ping\n\n", *events, done]).encode())
 
     def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -257,7 +263,16 @@ def test_quick_message_with_options(answerer: Answers, capsys: pytest.CaptureFix
     assert "max_tokens" not in asked[0]
 
 
-@pytest.mark.parametrize(("message", "words"), [("refuse", "The server refuses."), ("break", "The engine died.")])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("refuse", "The server refuses."),
+        ("break", "The engine died."),
+        ("nonsense", "streams no chat; is --url right?"),
+        ("page", "streams no chat; is --url right?"),
+        ("vanish", "The answer broke off: the server has closed the connection."),
+    ],
+)
 def test_errors_are_told_and_forgotten(
     answerer: Answers, capsys: pytest.CaptureFixture[str], message: str, words: str
 ) -> None:

@@ -42,7 +42,8 @@ def test_token_ids(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [None, 5, b"hello", [1.5], [1, "a"], ["1"], [None], {}, {"prompt_token_ids": "abc"}, {"prompt": [1]}, [[1]]]
+    "given",
+    [None, 5, b"hello", [1.5], [1, "a"], ["1"], [None], {}, {"prompt_token_ids": "abc"}, {"prompt": [1]}, [[1]]],
 )
 def test_what_is_no_list_of_token_ids(given: Any) -> None:
     with pytest.raises(InvalidParameter, match="a list of token ids") as refused:

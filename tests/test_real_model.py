@@ -11,7 +11,7 @@ from trunkline.models.checkpoint import builtin_model
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()
+TEXT = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
 TIE = 1e-3
 
 QUESTIONS = [

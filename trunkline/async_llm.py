@@ -5,6 +5,7 @@ Knows text and token ids; no HTTP. Never imports torch: that is the engine proce
 
 import asyncio
 import itertools
+import os
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from trunkline.api.client import EngineClient
-from trunkline.api.engine_process import EngineFailedToStart, EngineProcess
+from trunkline.api.engine_process import EngineProcess
 from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
@@ -55,7 +56,11 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, chat_template: str | None = None, **flags: Unpack[EngineFlags]
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | None = None,
+        **flags: Unpack[EngineFlags],
     ) -> None:
         self._configure(engine_config(builtin_model() if model is None else model, **flags), chat_template)
 

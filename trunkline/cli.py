@@ -85,7 +85,7 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
     """Settings of `trunkline serve`. Raises ConfigError for values that make no sense, ModelError without a model."""
     if args.model is not None and args.model_flag is not None and args.model != args.model_flag:
         raise ConfigError(f"Two models are named, {args.model!r} and --model {args.model_flag!r}; name one.")
-    model = args.model or args.model_flag
+    model = args.model_flag if args.model is None else args.model
     if model is None:
         from trunkline.models.checkpoint import builtin_model
 

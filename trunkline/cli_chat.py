@@ -49,8 +49,10 @@ class ChatClient:
         with self._open("/chat/completions", body) as stream:
             try:
                 yield from _pieces(stream)
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise ServerError(f"The answer broke off: {error or type(error).__name__}.") from None
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ServerError(f"What answers at {self._url} streams no chat; is --url right?") from None
 
     @contextlib.contextmanager
     def _open(self, path: str, body: object = None) -> Iterator[http.client.HTTPResponse]:
@@ -71,7 +73,8 @@ class ChatClient:
 
 
 def _pieces(stream: http.client.HTTPResponse) -> Iterator[str]:
-    """The text of a stream of chunks."""
+    """The text of a stream of chunks, which [DONE] ends. Raises ServerError, and what broken chunks raise."""
+    some = False
     for line in stream:
         if not line.startswith(b"data:"):
             continue
@@ -79,11 +82,15 @@ def _pieces(stream: http.client.HTTPResponse) -> Iterator[str]:
         if data == b"[DONE]":
             return
         chunk = json.loads(data)
+        some = True
         if "error" in chunk:
             raise ServerError(str(chunk["error"].get("message")))
         for choice in chunk["choices"]:
             if text := choice["delta"].get("content"):
                 yield text
+    if not some:
+        raise ValueError("no event of a stream")
+    raise ServerError("The answer broke off: the server has closed the connection.")
 
 
 def _message(body: bytes, status: int) -> str:

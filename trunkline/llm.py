@@ -1,5 +1,6 @@
 """`LLM`: the engine in the caller's own process, for batches of prompts. Synchronous; `AsyncLLM` streams."""
 
+import os
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, chat_template: str | None = None, **flags: Unpack[EngineFlags]
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        chat_template: str | None = None,
+        **flags: Unpack[EngineFlags],
     ) -> None:
         from trunkline.workers.worker import load_worker  # imports torch
 

@@ -129,7 +129,10 @@ class Worker(Protocol):
         """Start a step; at most `depth + 1` may be unfinished."""
 
     def wait(self, handle: Any) -> StepResult:
-        """Block until the step is done. An exception here means that the worker is lost."""
+        """Block until the step is done.
+
+        An exception means that the step is lost, and with it the requests that took part; an interrupted wait may be repeated.
+        """
 
     def close(self) -> None:
         """Free the device. Idempotent."""

@@ -61,7 +61,7 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that this process can still use without swapping: the kernel's estimate, or what its cgroups leave if less."""
     try:
-        meminfo = _numbers((root / "proc/meminfo").read_text())
+        meminfo = _numbers((root / "proc/meminfo").read_text(encoding="utf-8"))
     except FileNotFoundError:  # not Linux: all there is
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(0, min(meminfo["MemAvailable"] * 1024, *_left_in_cgroups(root), 2**63))
@@ -73,7 +73,7 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
     Both hierarchies of cgroups(7): version 2, and the memory controller of version 1.
     """
     try:
-        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+        memberships = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for membership in memberships:
@@ -94,9 +94,9 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
 def _left_in(folder: Path, limit_name: str, usage_name: str, inactive_name: str) -> int | None:
     """Limit less usage, where file pages that the kernel can drop (a checkpoint just read) don't count as used."""
     try:
-        limit = (folder / limit_name).read_text().strip()
-        usage = int((folder / usage_name).read_text())
-        inactive = _numbers((folder / "memory.stat").read_text()).get(inactive_name, 0)
+        limit = (folder / limit_name).read_text(encoding="utf-8").strip()
+        usage = int((folder / usage_name).read_text(encoding="utf-8"))
+        inactive = _numbers((folder / "memory.stat").read_text(encoding="utf-8")).get(inactive_name, 0)
     except OSError:  # the root group has no limit, and a container doesn't see the groups around it
         return None
     return None if limit == "max" else int(limit) - usage + inactive

@@ -188,7 +188,7 @@ def test_any_number_of_unknown_fields_is_one_short_line(caplog: pytest.LogCaptur
         ChatRequest.parse({**CHAT, "long" * 100_000: 0, **{f"unknown_{number}": 0 for number in range(3000)}})
         ChatRequest.parse({**CHAT, "one_more": 0})
     (record,) = caplog.records
-    assert record.getMessage().endswith("'unknown_1003', 'unknown_1004', 'unknown_1005' and 2991 more")
+    assert record.getMessage().endswith("'unknown_1003', 'unknown_1004' and 2991 more")
     assert len(record.getMessage()) < 500
     assert sum(map(len, protocol._warned_keys)) < 100_000
 

@@ -34,6 +34,7 @@ BAD = [
     (chat(messages=["hello"]), "messages[0]"),
     (chat(messages=[{"content": "hello"}]), "messages[0].role"),
     (chat(messages=[*HELLO, {"role": "wizard", "content": "hello"}]), "messages[1].role"),
+    (chat(messages=HELLO * 10_001), "messages"),
     (message(), "messages[0].content"),
     (message(content=None), "messages[0].content"),
     (message(content=7), "messages[0].content"),

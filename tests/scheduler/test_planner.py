@@ -49,7 +49,7 @@ def test_a_prompt_chunk_and_a_generating_request(cache: PrefixCache) -> None:
     assert (look.request, look.at, look.sampling, look.target) == (1, 3, None, -1), (
         "the chunk's soundness shows in its last row"
     )
-    assert [piece.rows for piece in pieces] == [range(0, 1), range(1, 2)]
+    assert [piece.rows for piece in pieces] == [range(1), range(1, 2)]
     for array in (plan.token_ids, plan.positions, plan.query_start, plan.context_len, plan.page_table):
         assert array.dtype == np.int32
 

@@ -49,10 +49,10 @@ class Outcome:
         return (self.last - self.first) / (self.completion_tokens - 1)
 
 
-class EventStream:
+class EventParser:
     """Takes a `text/event-stream` body apart, however the network has cut it (WHATWG HTML, §9.2.6).
 
-    events = EventStream()
+    events = EventParser()
     events.feed(b'data: {"a": 1}\\n\\nda')     # ['{"a": 1}']
     events.feed(b"ta: [DONE]\\n\\n")           # ['[DONE]']
     """
@@ -100,7 +100,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
 
 
 async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:
-    events = EventStream()
+    events = EventParser()
     has_usage = False
     async for received in response.content.iter_any():
         now = time.perf_counter()

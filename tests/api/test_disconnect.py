@@ -17,6 +17,7 @@ from trunkline.api.launch import bind, make_http_server
 from trunkline.api.service import Service
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig, engine_config
+from trunkline.models.checkpoint import builtin_model
 
 ENDLESS = {"model": MODEL, "max_tokens": 8_000, "ignore_eos": True, "temperature": 0}
 
@@ -89,9 +90,10 @@ class InProcess:
         self.http = make_http_server(create_app(Service(config, llm)), verbose=False)
 
 
-@pytest.fixture
-async def in_process(tiny: Path) -> AsyncIterator[InProcess]:
-    config = engine_config(str(tiny), num_pages=100, max_num_seqs=64, max_model_len=512, threads=1)
+@pytest.fixture(params=["tiny", pytest.param("built-in", marks=pytest.mark.real)])
+async def in_process(tiny: Path, request: pytest.FixtureRequest) -> AsyncIterator[InProcess]:
+    model = builtin_model() if request.param == "built-in" else str(tiny)
+    config = engine_config(model, num_pages=100, max_num_seqs=64, max_model_len=512)
     async with AsyncLLM.of(config) as llm:
         server = InProcess(llm)
         serving = asyncio.create_task(server.http.serve(sockets=[server.listener]))

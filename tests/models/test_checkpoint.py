@@ -392,6 +392,7 @@ def test_builtin_model_that_is_not_installed(monkeypatch):
 @pytest.mark.real
 def test_builtin_model():
     checkpoint = opened(builtin_model())
+    assert checkpoint.generation_defaults == {"temperature": 0.2, "top_p": 0.9}
     config = checkpoint.config
     assert (config.num_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)

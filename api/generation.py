@@ -53,6 +53,9 @@ class Observer(Protocol):
     def tokens(self, index: int) -> None:
         """Continuation `index` got new tokens."""
 
+    def first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        """A continuation got its first token, so long after it arrived in the engine and was admitted there."""
+
     def finished(self, reason: str) -> None:
         """A continuation ended: "stop", "length" or "abort"."""
 
@@ -256,6 +259,8 @@ class Generation:
             choice = self._choices[message.request_id]
             if self._observer is not None and isinstance(message, Tokens) and not choice.finished:
                 self._observer.tokens(choice.index)
+                if message.queue_seconds is not None and message.prefill_seconds is not None:
+                    self._observer.first_token(message.queue_seconds, message.prefill_seconds)
             delta = choice.push(message)
             if delta is None:
                 continue

@@ -36,6 +36,14 @@ class Metrics:
         self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_BUCKETS
         )
+        self.request_queue_time = self._histogram(
+            "request_queue_time_seconds",
+            "From the arrival of a choice in the engine to its admission.",
+            FIRST_TOKEN_BUCKETS,
+        )
+        self.request_prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the admission of a choice to its first token.", FIRST_TOKEN_BUCKETS
+        )
         self.e2e_request_latency = self._histogram(
             "e2e_request_latency_seconds", "From the arrival of a request to the end of a choice.", REQUEST_BUCKETS
         )
@@ -75,6 +83,10 @@ class RequestObserver:
         if index in self._newest:
             self._metrics.inter_token_latency.observe(now - self._newest[index])
         self._newest[index] = now
+
+    def first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
+        self._metrics.request_queue_time.observe(queue_seconds)
+        self._metrics.request_prefill_time.observe(prefill_seconds)
 
     def finished(self, reason: str) -> None:
         self._metrics.request_success.labels(reason).inc()

@@ -142,7 +142,7 @@ class Engine:
         """
         if len(self._in_flight) > self.worker.depth:  # left over by a step whose waiting was interrupted
             return self._apply_oldest()
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.clock())
         if plan is not None:
             try:
                 handle = self.worker.submit(plan)
@@ -172,7 +172,7 @@ class Engine:
         self.step_seconds.add(seconds)
         self.step_tokens.add(step.plan.num_tokens)
         self.scheduler.order.observe(step.plan.num_tokens, seconds)
-        return self.scheduler.apply(result)
+        return self.scheduler.apply(result, self._last_applied_at)
 
     # ---------------------------------------------------------------- calls
 

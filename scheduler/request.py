@@ -39,6 +39,7 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_at",
         "arrival",
         "cached_tokens",
         "lease",
@@ -95,6 +96,7 @@ class Request:
         self.row_in_flight = -1  # logits row of the step in flight that chooses the next token
         self.num_preemptions = 0
         self.cached_tokens: int | None = None  # of the prompt, at first admission
+        self.admitted_at = arrival  # seconds, at first admission
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1 … n-1, as far as computed
         self.prompt_logprobs_sent = sampling.prompt_logprobs is None
 

@@ -4,8 +4,8 @@ One idea: a request has known tokens, and computed tokens trail them (scheduler/
 catch up as far as the token budget goes; generating is catching up by one.
 
     scheduler.add(request)            # QUEUE: refused at once if it can never fit
-    plan = scheduler.schedule()       # PLAN:  running requests first, then admissions in queue order
-    messages = scheduler.apply(plan's StepResult)
+    plan = scheduler.schedule(now)    # PLAN:  running requests first, then admissions in queue order
+    messages = scheduler.apply(plan's StepResult, now)
 
 It knows no text, no tensors, no clock and no process: time is passed in, pages belong to the prefix cache.
 """
@@ -73,6 +73,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # in order of admission
         self.counters = Counters()
+        self.now = 0.0  # seconds, as last told
         self.last_step = 0  # newest step submitted
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
         self._num_arrived = 0
@@ -142,12 +143,13 @@ class Scheduler:
 
     # ---------------------------------------------------------------- plan
 
-    def schedule(self) -> Plan | None:
-        """The next step, or None if nothing can be computed now.
+    def schedule(self, now: float) -> Plan | None:
+        """The next step, or None if nothing can be computed now. `now` in seconds, on the clock of `make_request`'s `arrival`.
 
         1. Running requests catch up: those that generate first (one token each), then prompts in order of arrival.
         2. If no page was short, waiting requests are admitted in queue order while budget and pages last.
         """
+        self.now = now
         builder = PlanBuilder(self.last_step + 1, self.eos_token_ids)
         pieces: list[Piece] = []
         if self._plan_running(builder, pieces):
@@ -289,6 +291,7 @@ class Scheduler:
         self.counters.prefix_cache_hits += cached
         if request.cached_tokens is None:
             request.cached_tokens = min(cached, request.num_prompt)
+            request.admitted_at = self.now
         request.match = None
         request.state = State.RUNNING
         self.waiting.remove(request)
@@ -300,8 +303,9 @@ class Scheduler:
 
     # ---------------------------------------------------------------- apply
 
-    def apply(self, result: StepResult) -> list[FromEngine]:
+    def apply(self, result: StepResult, now: float) -> list[FromEngine]:
         """Take in what a finished step computed and chose; returns what the callers are told."""
+        self.now = now
         messages: list[FromEngine] = []
         pieces = self._pieces.pop(result.step)
         self.cache.step_done(result.step)
@@ -366,12 +370,15 @@ class Scheduler:
         if not request.prompt_logprobs_sent:
             prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
             request.prompt_logprobs_sent = True
+        first = request.num_output == 1
         return Tokens(
             request_id=request.request_id,
             token_ids=token_ids,
             logprobs=[_token_logprobs(logprobs)] if logprobs is not None else None,
             prompt_logprobs=prompt_logprobs,
             cached_tokens=request.cached_tokens or 0,
+            queue_seconds=request.admitted_at - request.arrival if first else None,
+            prefill_seconds=self.now - request.admitted_at if first else None,
         )
 
     # ---------------------------------------------------------------- pages

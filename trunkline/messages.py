@@ -83,6 +83,8 @@ class Tokens(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tr
     logprobs: list[TokenLogprobs] | None = None  # one per token, if asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 … n-1, with the first Tokens, if asked for
     cached_tokens: int = 0  # prompt tokens whose KV was found in the cache at first admission
+    queue_seconds: float | None = None  # with the first token: from arrival to first admission,
+    prefill_seconds: float | None = None  # and from there to this token
 
 
 class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

@@ -21,6 +21,8 @@ NAMES = {
     "time_to_first_token_seconds": "histogram",
     "inter_token_latency_seconds": "histogram",
     "e2e_request_latency_seconds": "histogram",
+    "request_queue_time_seconds": "histogram",
+    "request_prefill_time_seconds": "histogram",
     "step_seconds": "histogram",
     "step_tokens": "histogram",
     "request_success_total": "counter",
@@ -58,5 +60,12 @@ def test_a_request_is_counted(http: httpx.Client, server: Server) -> None:
     assert grown('prefix_cache_hits_total{tier="device"}') == cached
     assert grown('time_to_first_token_seconds_count{model_name="tiny"}') == 1
     assert grown('e2e_request_latency_seconds_count{model_name="tiny"}') == 1
+    assert grown('request_queue_time_seconds_count{model_name="tiny"}') == 1
+    assert grown('request_prefill_time_seconds_count{model_name="tiny"}') == 1
+    assert (
+        0
+        < grown('request_prefill_time_seconds_sum{model_name="tiny"}')
+        < grown('time_to_first_token_seconds_sum{model_name="tiny"}')
+    )
     assert 0 < grown('inter_token_latency_seconds_count{model_name="tiny"}') <= 8
     assert grown('request_success_total{finished_reason="length"}') == 1

@@ -2,7 +2,7 @@
 
 from tests.scheduler.factories import Clock, Driver, generate, make_engine, plans, run
 from tests.stub import continuation
-from trunkline.messages import Abort
+from trunkline.messages import Abort, Tokens
 from trunkline.scheduler.request import State
 from trunkline.scheduler.scheduler import MAX_PREEMPTIONS, NUM_CANDIDATES
 
@@ -144,6 +144,22 @@ def test_abort_of_a_preempted_request() -> None:
     driver.engine.scheduler.check()
     driver.drain()
     assert driver.engine.stats()["running"] == 0
+
+
+def test_the_first_token_says_how_long_its_request_waited_and_read() -> None:
+    clock = Clock()
+    driver = Driver(make_engine(clock=clock, max_num_seqs=1))
+    driver.send(generate("busy", [1], max_tokens=2))
+    clock.now = 1.0
+    driver.send(generate("r", [2, 3], max_tokens=2))
+    for clock.now in (2.0, 3.0):
+        driver.step()  # "busy" generates its two tokens
+    clock.now = 5.0
+    driver.step()
+    driver.drain()
+    first, second = (message for message in driver.outcomes["r"].messages if isinstance(message, Tokens))
+    assert (first.queue_seconds, first.prefill_seconds) == (4.0, 0.0)
+    assert (second.queue_seconds, second.prefill_seconds) == (None, None)
 
 
 def test_max_num_seqs_bounds_the_batch() -> None:

@@ -1,4 +1,5 @@
-# Trunkline. `make help` lists what there is. Everything is installed into .venv, nothing outside this folder.
+# Trunkline. `make help` lists what there is. Everything is installed into .venv; outside this folder are two caches only: pip's
+# own, and the compiled kernels in ~/.cache/trunkline.
 #
 #   ARGS    flags passed on:    make serve ARGS='--port 8100'    make test ARGS='-k tree'
 #   PYTHON  which interpreter:  make serve PYTHON=python3.12     (3.11, 3.12 or 3.13)
@@ -17,6 +18,11 @@ ARGS   ?=
 # Without an NVIDIA GPU: exactly the tested versions. With one: the open ranges, so that pip takes a torch that fits the driver.
 PINS = $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint constraints.txt)
 PIP  = $(PY) -m pip --quiet --disable-pip-version-check install $(PINS)
+
+# A .venv keeps the interpreter that it was made with.
+ifneq ($(and $(PYTHON),$(wildcard $(VENV)/bin/pip),$(filter-out help clean,$(MAKECMDGOALS))),)
+$(info PYTHON=$(PYTHON) is ignored: $(VENV) has its interpreter already. `make clean` removes it.)
+endif
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

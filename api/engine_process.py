@@ -93,7 +93,7 @@ class EngineProcess:
         if self.exit_code is None:
             return EngineFailedToStart("The engine was stopped before it was ready.")
         if self.exit_code > 0 and self._last_lines:
-            return EngineFailedToStart(self._last_lines[-1], on_stderr=True)
+            return EngineFailedToStart(self._last_lines[-1].removeprefix("trunkline: error: "), on_stderr=True)
         hint = " The system may have been short of memory." if self.exit_code == -signal.SIGKILL else ""
         return EngineFailedToStart(f"The engine process ended ({self.describe_exit()}) before it was ready.{hint}")
 

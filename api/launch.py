@@ -1,11 +1,12 @@
 """`trunkline serve`, from checked flags to the exit code.
 
 1  bind the port               taken: one sentence, exit 1
-2  look at the checkpoint      missing, truncated, unsupported: one sentence, exit 1. Nothing heavy is imported yet
+2  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1. Nothing heavy
+                               is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
 5  print what a user needs
-6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, exit 0
+6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
    or for the engine's end     requests under way get an error, one sentence, exit 1
 """
 
@@ -38,7 +39,7 @@ GRACE_SECONDS = 5  # for the last bytes of answers that have been ended
 def serve(config: ServeConfig, *, verbose: bool = False) -> int:
     """Serve until told to stop; returns the exit code.
 
-    Raises StartupError, a sentence for the user, if the port or the checkpoint cannot be used.
+    Raises StartupError, a sentence for the user, if the port, the checkpoint or a flag cannot be used.
     """
     log_format = "%(levelname)s %(asctime)s [api] %(message)s"
     logging.basicConfig(level=logging.INFO, format=log_format, datefmt="%H:%M:%S")
@@ -48,7 +49,10 @@ def serve(config: ServeConfig, *, verbose: bool = False) -> int:
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, listener, checkpoint, verbose))
+            exit_code = runner.run(_serve(config, listener, checkpoint, verbose))
+    if exit_code == 0:
+        _say("Stopped.")
+    return exit_code
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -114,12 +114,16 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.against_transformers", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.against_transformers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument(
-        "--requests", type=int, default=8, help="requests that transformers is given of each (%(default)s)"
+        "--requests", type=int, metavar="N", default=8, help="requests that transformers is given of each (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the texts (%(default)s)")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the texts (%(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every number to this JSON file as well")
     args = parser.parse_args(argv)
     if args.requests < 1:

@@ -100,8 +100,9 @@ class Checkpoint:
 
 
 def open_checkpoint(source: ModelSource) -> Checkpoint:
-    """Find out what is at `source.path` and check it. Raises ModelError, in one sentence, if it cannot be served.
+    """Find out what is at `source.path` and check it.
 
+    Raises ModelError, in one sentence, if it cannot be served; ConfigError if `source` asks of it what it cannot do.
     Reads headers and JSON only, and does not import torch.
     """
     if source.load_format not in LOAD_FORMATS:
@@ -111,11 +112,13 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
         if not path.exists():
             raise _missing(source.path)
         file = _gguf_file(path, source.load_format)
-        if file is not None:
-            return _open_gguf(file, source)
-        return _open_folder(path, source)
+        checkpoint = _open_folder(path, source) if file is None else _open_gguf(file, source)
     except OSError as error:
         raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+    wanted, largest = source.max_model_len, checkpoint.config.max_position_embeddings
+    if wanted is not None and not 1 <= wanted <= largest:
+        raise ConfigError(f"--max-model-len is {wanted}; allowed is 1 to {largest}, the length the model was made for.")
+    return checkpoint
 
 
 def builtin_model() -> str:

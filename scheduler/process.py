@@ -234,7 +234,7 @@ def main() -> int:
     try:
         return EngineServer(startup).run()
     except StartupError as error:
-        print(error, file=sys.stderr)
+        print(f"trunkline: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

@@ -245,8 +245,8 @@ async def test_flag_that_does_not_exist(model: str) -> None:
 
 @pytest.mark.slow
 async def test_engine_that_cannot_start_says_why(model: str) -> None:
-    with pytest.raises(EngineFailedToStart, match="max-model-len"):
-        await AsyncLLM(model, max_model_len=10**8).start()
+    with pytest.raises(EngineFailedToStart, match=r"^The KV cache holds"):
+        await AsyncLLM(model, kv_cache_memory=2**16).start()
 
 
 @pytest.mark.slow

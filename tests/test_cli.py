@@ -1,5 +1,6 @@
 """The command line: flags, defaults, words for mistakes; and `trunkline chat` against a server."""
 
+import contextlib
 import io
 import json
 import re
@@ -16,8 +17,9 @@ import pytest
 import trunkline
 from trunkline.cli import main, make_parser, serve_config
 from trunkline.cli_chat import chat
-from trunkline.config import ServeConfig
-from trunkline.errors import StartupError
+from trunkline.cli_parser import NAMES_HERE, NOT_HERE
+from trunkline.config import ServeConfig, engine_config
+from trunkline.errors import ConfigError, StartupError
 
 
 def config(*arguments: str) -> ServeConfig:
@@ -135,20 +137,26 @@ def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (["serve", "--max-num-seq", "3"], 2, "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
         (["serve", "--max_model_len=5"], 2, "did you mean --max-model-len?"),
-        (["serve", "--dtype", "int3"], 2, "int3"),
-        (["serve", "--port", "many"], 2, "many"),
-        (["serve", "--kv-cache-memory", "4 parsecs"], 2, "4 parsecs"),
+        (["serve", "--dtype", "int3"], 2, "error: --dtype is 'int3'; allowed is one of auto, float32, "),
+        (["serve", "--port", "many"], 2, "error: --port is 'many'; allowed is an integer"),
+        (["serve", "--max-model-len", "4k"], 2, "error: --max-model-len is '4k'; allowed is an integer"),
+        (["chat", "--temperature", "hot"], 2, "error: --temperature is 'hot'; allowed is a number"),
+        (["bench", "serve", "--seed", "4k"], 2, "error: --seed is '4k'; allowed is an integer"),
+        (["serve", "--port"], 2, "error: --port: expected one argument"),
+        (["serve", "--kv-cache-memory", "4 parsecs"], 2, "error: --kv-cache-memory: '4 parsecs' is not a size"),
+        (["serve", "m", "--threads", "0"], 1, "error: --threads is 0; allowed is an integer of at least 1."),
         (["serve", "m", "--port", "70000"], 1, "--port is 70000; allowed is 0 to 65535"),
-        (["serve", "m", "--block-size", "0"], 1, "block-size is 0; allowed is an integer of at least 1."),
-        (["serve", "m", "--max-num-seqs", "-1"], 1, "max-num-seqs is -1"),
+        (["serve", "m", "--block-size", "0"], 1, "error: --block-size is 0; allowed is an integer of at least 1."),
+        (["serve", "m", "--max-num-seqs", "-1"], 1, "error: --max-num-seqs is -1"),
         (["serve", "m", "--model", "n"], 1, "Two models are named"),
         (["serve", "/does/not/exist", "--port", "0"], 1, "/does/not/exist"),
         (["serve", "m", "--host", "no.such.host.invalid"], 1, "no.such.host.invalid"),
         (["serve", "m", "--host", ""], 1, "--host is ''; name an address"),
         (["serve", ""], 1, "The model is ''; give the path"),
         (["serve", "--model", ""], 1, "The model is ''; give the path"),
-        (["dance"], 2, "dance"),
-        ([], 2, "command"),
+        (["sevre"], 2, "command is 'sevre'; did you mean serve?"),
+        (["dance"], 2, "command is 'dance'; there are serve, chat, bench."),
+        (["bench", "serv"], 2, "did you mean serve?"),
         (["bench", "serve", "--workload", "W99"], 1, "W99"),
         (
             ["chat", "--url", "http://127.0.0.1:9/v1"],
@@ -163,6 +171,41 @@ def test_mistakes_get_one_sentence(
 ) -> None:
     seen, line = fails(capsys, *arguments)
     assert (seen, words in line) == (code, True), line
+
+
+@pytest.mark.parametrize(("arguments", "usage"), [([], "usage: trunkline ["), (["bench"], "usage: trunkline bench [")])
+def test_what_needs_another_word_prints_the_help(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], usage: str
+) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.startswith(usage)
+
+
+@pytest.mark.parametrize(("flag", "here"), NAMES_HERE.items())
+def test_flags_of_other_servers_are_named(capsys: pytest.CaptureFixture[str], flag: str, here: str) -> None:
+    assert fails(capsys, "serve", "m", flag, "4") == (
+        2,
+        f"trunkline serve: error: unknown argument {flag}; here it is {here}",
+    )
+    command = make_parser().parse(["serve", "m"]).parser
+    assert here.split(",")[0] in command.format_help(), "and exists"
+
+
+@pytest.mark.parametrize(("flag", "why"), NOT_HERE.items())
+def test_flags_without_a_counterpart_are_explained(capsys: pytest.CaptureFixture[str], flag: str, why: str) -> None:
+    assert fails(capsys, "serve", f"{flag}=4") == (2, f"trunkline serve: error: unknown argument {flag}; {why}")
+
+
+def test_flags_that_are_not_alike_are_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    _, line = fails(capsys, "chat", "--ctx-size", "4")
+    assert line == "trunkline chat: error: unknown argument --ctx-size; see trunkline chat --help"
+    _, line = fails(capsys, "serve", "--stack-size", "4")
+    assert line == "trunkline serve: error: unknown argument --stack-size; see trunkline serve --help"
+
+
+def test_setting_without_a_flag_is_not_called_one() -> None:
+    with pytest.raises(ConfigError, match=r"^num_pages is 0; allowed is"):
+        engine_config("m", num_pages=0)
 
 
 def test_verbose_shows_the_traceback() -> None:
@@ -193,11 +236,25 @@ class Answerer(BaseHTTPRequestHandler):
     """Lists one model; answers a chat with the number of its messages, in two pieces. The word "fail" fails."""
 
     asked: ClassVar[list[dict[str, Any]]]
+    key: ClassVar[str | None]
+
+    def _refused(self) -> bool:
+        """Whether the request was refused, for want of the key or of the right path."""
+        if not self.path.startswith("/v1/") or self.path.startswith("/v1/v1"):
+            self._send(404, b"{}")
+            return True
+        if self.key is not None and self.headers["authorization"] != f"Bearer {self.key}":
+            self._send(401, b'{"error": {"message": "Send a header."}}')
+            return True
+        return False
 
     def do_GET(self) -> None:
-        self._send(200, b'{"data": [{"id": "the-model"}]}')
+        if not self._refused():
+            self._send(200, b'{"data": [{"id": "the-model"}]}')
 
     def do_POST(self) -> None:
+        if self._refused():
+            return
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.asked.append({**body, "authorization": self.headers["authorization"]})
         last = body["messages"][-1]["content"]
@@ -230,8 +287,14 @@ class Answerer(BaseHTTPRequestHandler):
 @pytest.fixture
 def answerer() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """URL of the server, and what it was asked."""
+    with answering() as answers:
+        yield answers
+
+
+@contextlib.contextmanager
+def answering(key: str | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     asked: list[dict[str, Any]] = []
-    handler = type("Handler", (Answerer,), {"asked": asked})
+    handler = type("Handler", (Answerer,), {"asked": asked, "key": key})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -284,6 +347,33 @@ def test_errors_are_told_and_forgotten(
 
 
 def test_what_answers_but_is_no_such_server(tmp_path: Path) -> None:
-    (tmp_path / "models").write_text("<html>")
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "models").write_text("<html>")
     with pytest.raises(StartupError, match="lists no models; is --url right"):
         chat(f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize("flag", ["--url", "--base-url"])
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
+def test_address_with_or_without_v1(
+    answerer: Answers, capsys: pytest.CaptureFixture[str], flag: str, ending: str
+) -> None:
+    url, _ = answerer
+    assert main(["chat", flag, url.removesuffix("/v1") + ending, "-q", "hello"]) == 0
+    assert capsys.readouterr().out == "1 messages\n"
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "m"]])
+def test_key_that_is_missing_or_wrong_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: list[str]
+) -> None:
+    monkeypatch.delenv("TRUNKLINE_API_KEY", raising=False)
+    with answering("secret") as (url, asked):
+        arguments = ["chat", "--url", url, "-q", "hello", *model]
+        give = "give the right one with --api-key KEY or $TRUNKLINE_API_KEY."
+        sentence = f"trunkline: error: The server at {url}"
+        assert fails(capsys, *arguments) == (1, f"{sentence} wants an API key; {give}")
+        assert fails(capsys, *arguments, "--api-key", "guess") == (1, f"{sentence} refuses this API key; {give}")
+        monkeypatch.setenv("TRUNKLINE_API_KEY", "secret")
+        assert main(arguments) == 0
+    assert len(asked) == 1

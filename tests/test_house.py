@@ -129,3 +129,18 @@ def test_make_help_lists_every_target() -> None:
 def test_make_passes_flags_on() -> None:
     assert "-m trunkline serve --port 8100 --seed 3" in make("--dry-run", "serve", "ARGS=--port 8100 --seed 3")
     assert '-m "not slow and not real" -k tree' in make("--dry-run", "test-fast", "ARGS=-k tree")
+
+
+def test_make_tells_when_python_is_ignored(tmp_path: Path) -> None:
+    def told(*arguments: str) -> bool:
+        makefile = f"--file={ROOT / 'Makefile'}"
+        return "PYTHON=python3.12 is ignored" in make("-C", str(tmp_path), makefile, "--dry-run", *arguments)
+
+    for needed in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / needed).touch()
+    assert not told("serve", "PYTHON=python3.12"), "there is no .venv yet"
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "pip").touch()
+    assert told("serve", "PYTHON=python3.12")
+    assert not told("clean", "PYTHON=python3.12")
+    assert not told("serve", "PYTHON=")

@@ -5,14 +5,14 @@ exist or cannot be read, 1 for anything that cannot be done.
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from trunkline import __version__
+from trunkline.cli_parser import Parser
 from trunkline.config import (
+    API_KEY_VARIABLE,
     DEVICES,
     DTYPES,
     LOAD_FORMATS,
@@ -27,8 +27,6 @@ from trunkline.config import (
 )
 from trunkline.errors import ConfigError, StartupError
 from trunkline.units import parse_bytes
-
-API_KEY_VARIABLE = "TRUNKLINE_API_KEY"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,36 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-class Parser(argparse.ArgumentParser):
-    """Takes no abbreviated flags, since tomorrow's flag would change what they mean; suggests the nearest one instead."""
-
-    def __init__(self, **settings: object) -> None:
-        super().__init__(allow_abbrev=False, **settings)  # type: ignore[arg-type]
-
-    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """As `parse_args`, but an unknown flag is reported by the command it was given to."""
-        args, unknown = self.parse_known_args(arguments)
-        if unknown:
-            command: Parser = getattr(args, "parser", self)
-            command.error(command.describe_unknown(unknown))
-        return args
-
-    def describe_unknown(self, unknown: Sequence[str]) -> str:
-        """E.g. "unknown argument --max-num-seq; did you mean --max-num-seqs?"."""
-        name = unknown[0].split("=")[0]
-        near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-        return f"unknown argument {name}" + (f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help")
-
-    def error(self, message: str) -> NoReturn:
-        """One sentence, without the usage, which --help prints."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def make_parser() -> Parser:
     """The whole command line."""
     parser = Parser(prog="trunkline", description="A prefix-tree cache-centric server for language models.")
     parser.add_argument("--version", action="version", version=f"trunkline {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command", parser_class=Parser)
+    parser.set_defaults(run=_help, parser=parser, verbose=False)
+    commands = parser.add_subparsers(metavar="command", parser_class=Parser)
     _add_serve(commands)
     _add_chat(commands)
     _add_bench(commands)
@@ -118,6 +92,12 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
     return ServeConfig(engine=engine, api=api)
 
 
+def _help(args: argparse.Namespace) -> int:
+    """A command that needs another word prints what there is."""
+    args.parser.print_help()
+    return 0
+
+
 def _size(text: str) -> int:
     try:
         return parse_bytes(text)
@@ -143,6 +123,7 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="serve a model behind the OpenAI API",
         description="Serve a model behind the OpenAI API.",
         formatter_class=_Help,
+        knows_others=True,
     )
     command.set_defaults(run=_serve, parser=command)
     source, cache, scheduler, worker = ModelSource(path=""), CacheConfig(), SchedulerConfig(), WorkerConfig()
@@ -150,7 +131,7 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
 
     group = command.add_argument_group("model")
     group.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a GGUF file (default: a small one)"
+        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a GGUF file (default: the built-in one)"
     )
     group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
     group.add_argument("--load-format", choices=LOAD_FORMATS, default=source.load_format, help="dummy: random weights")
@@ -235,7 +216,13 @@ def _add_chat(commands: "argparse._SubParsersAction[Parser]") -> None:
         formatter_class=_Help,
     )
     command.set_defaults(run=_chat, parser=command, verbose=False)
-    command.add_argument("--url", default="http://127.0.0.1:8000/v1", help="base URL of any OpenAI-compatible server")
+    command.add_argument(
+        "--url",
+        "--base-url",
+        metavar="URL",
+        default="http://127.0.0.1:8000",
+        help="any OpenAI-compatible server, with or without /v1",
+    )
     command.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")
     command.add_argument("--system", metavar="TEXT", help="a system message at the start")
     command.add_argument("--quick", "-q", metavar="MESSAGE", help="send one message, print the answer, and leave")
@@ -254,7 +241,7 @@ def _chat(args: argparse.Namespace) -> int:
         model=args.model,
         system=args.system,
         quick=args.quick,
-        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE),
+        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
         options={"temperature": args.temperature, "max_tokens": args.max_tokens},
     )
 
@@ -263,7 +250,8 @@ def _add_bench(commands: "argparse._SubParsersAction[Parser]") -> None:
     from trunkline.bench.cli import add_arguments, run
 
     command = commands.add_parser("bench", help="measure a server", description="Measure a server.")
-    kinds = command.add_subparsers(required=True, metavar="what", parser_class=Parser)
+    command.set_defaults(run=_help, parser=command, verbose=False)
+    kinds = command.add_subparsers(metavar="what", parser_class=Parser)
     serving = kinds.add_parser(
         "serve", help="any OpenAI-compatible server", description="Measure any OpenAI-compatible server."
     )

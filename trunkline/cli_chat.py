@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import StartupError, TrunklineError
 
 TIMEOUT = 600.0  # seconds without a byte; a long prompt on a slow machine takes its time
@@ -18,26 +19,33 @@ class ServerError(TrunklineError):
     """The server refused, or the connection broke."""
 
 
+class KeyRefused(ServerError):
+    """The server wants an API key, or another one."""
+
+
 class ChatClient:
     """Talks to one server.
 
-    url      base URL, e.g. "http://127.0.0.1:8000/v1"
+    url      e.g. "http://127.0.0.1:8000", with or without the trailing /v1
     options  further fields of every request; those that are None are left out
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, options: Mapping[str, Any] | None = None) -> None:
-        self._url = url.rstrip("/")
+        self._url = url.rstrip("/").removesuffix("/v1") + "/v1"
+        self._has_key = bool(api_key)
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._options = {name: value for name, value in (options or {}).items() if value is not None}
 
     def first_model(self) -> str:
-        """Name of the first model that is served. Raises StartupError if no server answers, or without a model."""
+        """Name of the first model that is served. Raises StartupError if no server answers, or none to this API key."""
         try:
             with self._open("/models") as answer:
                 models = json.load(answer)["data"]
             return str(models[0]["id"])
+        except KeyRefused as error:
+            raise StartupError(str(error)) from None
         except ServerError as error:
             raise StartupError(f"{error} Start one with `trunkline serve`, or give another --url.") from None
         except (ValueError, KeyError, IndexError, TypeError):
@@ -62,6 +70,10 @@ class ChatClient:
             answer = urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == 401:
+                    seen = "refuses this API key" if self._has_key else "wants an API key"
+                    give = f"give the right one with --api-key KEY or ${API_KEY_VARIABLE}"
+                    raise KeyRefused(f"The server at {self._url} {seen}; {give}.") from None
                 raise ServerError(_message(error.read(), error.code)) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)

@@ -12,6 +12,7 @@ POLICIES = ("window", "fcfs", "lpm", "priority")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "auto"  # one of DEVICES
     threads: int | None = None  # CPU threads; None: all cores
+
+    def __post_init__(self) -> None:
+        if self.device == "cuda":
+            raise ConfigError("--device is 'cuda', but the GPU engine is not built yet; allowed are 'auto' and 'cpu'.")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +153,7 @@ _AT_LEAST_ONE = (
     "max_num_batched_tokens",
     "threads",
 )
+_NOT_ON_THE_COMMAND_LINE = ("num_pages", "log_stats_seconds")
 _MAY_BE_NONE = ("max_model_len", "kv_cache_memory", "num_pages", "threads")
 
 
@@ -164,7 +170,8 @@ def _model_path(model: Any) -> str:
 def _check(flag: str, value: Any) -> None:
     if value is None and flag in _MAY_BE_NONE:
         return
-    shown = f"{flag.replace('_', '-')} is {value!r}"
+    name = flag if flag in _NOT_ON_THE_COMMAND_LINE else f"--{flag.replace('_', '-')}"
+    shown = f"{name} is {value!r}"
     if flag in _CHOICES and value not in _CHOICES[flag]:
         raise ConfigError(f"{shown}; allowed is one of {', '.join(map(str, _CHOICES[flag]))}.")
     if flag in _AT_LEAST_ONE and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63):

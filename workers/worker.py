@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from trunkline.config import EngineConfig
-from trunkline.errors import ConfigError
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.tokenizer import load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
@@ -29,10 +28,8 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
 
     Raises ModelError if the checkpoint can't be served, ConfigError if a flag doesn't fit it or this machine.
     """
-    if config.worker.device == "cuda":
-        raise ConfigError("--device is 'cuda', but the GPU engine is not built yet; allowed are 'auto' and 'cpu'.")
     checkpoint = open_checkpoint(config.model)
-    max_model_len = _max_model_len(config.model.max_model_len, checkpoint.config.max_position_embeddings)
+    max_model_len = config.model.max_model_len or checkpoint.config.max_position_embeddings
     runner = load_runner(checkpoint, config.model.dtype, config.worker.threads, on_progress)
     page_size = config.cache.block_size
     num_pages = size_pool(
@@ -52,12 +49,6 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
         max_model_len=max_model_len,
         eos_token_ids=tuple(dict.fromkeys(ends)),
     )
-
-
-def _max_model_len(wanted: int | None, largest: int) -> int:
-    if wanted is not None and not 1 <= wanted <= largest:
-        raise ConfigError(f"--max-model-len is {wanted}; allowed is 1 to {largest}, the length the model was made for.")
-    return largest if wanted is None else wanted
 
 
 class LocalWorker:

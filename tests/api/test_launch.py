@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.serving import MODEL, PATIENCE, Server, children, sse_events
+from tests.api.serving import CONTEXT, MODEL, PATIENCE, Server, children, sse_events
 from trunkline.api.launch import bind
+from trunkline.config import EngineFlags
 from trunkline.errors import ConfigError
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -64,6 +65,7 @@ def test_from_start_to_stop(tiny: Path, scratch: Path, number: signal.Signals) -
         assert wait_gone(engine)
         assert list(scratch.iterdir()) == []
         assert "Traceback" not in server.output
+        assert server.output.endswith("\nStopped.\n") and server.output.count("Stopped.") == 1
 
 
 @pytest.mark.slow
@@ -79,6 +81,7 @@ def test_death_of_the_engine(tiny: Path) -> None:
         assert server.wait_exit() == 1
         assert "The engine process ended (signal SIGKILL). The server stops." in server.output
         assert "Traceback" not in server.output
+        assert "Stopped." not in server.output
 
 
 @pytest.mark.slow
@@ -123,12 +126,27 @@ def test_truncated_model_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_only_the_engine_finds_out_is_one_sentence_too(tiny: Path) -> None:
-    with Server(tiny, "--max-model-len", "99999999") as server:
+    with Server(tiny, "--kv-cache-memory", "1MiB") as server:
         assert server.wait_exit() == 1
         first, *others = server.output.splitlines()
         assert first.startswith("Listening")
         assert len(others) == 1
-        assert "max-model-len" in others[0]
+        assert others[0].startswith("trunkline: error: The KV cache holds ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"device": "cuda"}, "--device is 'cuda', but"),
+        ({"max_model_len": CONTEXT + 1}, f"--max-model-len is {CONTEXT + 1}; allowed is 1 to {CONTEXT}, "),
+    ],
+)
+def test_what_needs_no_engine_is_refused_before_the_port_is_announced(
+    tiny: Path, flags: EngineFlags, sentence: str
+) -> None:
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    line = serve_fails(str(tiny), "--port", "0", *arguments)
+    assert line.startswith(f"trunkline: error: {sentence}")
 
 
 @pytest.mark.slow

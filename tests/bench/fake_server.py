@@ -8,7 +8,7 @@ with FakeServer() as server:
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from aiohttp import web
@@ -22,6 +22,7 @@ class FakeServer:
 
     refuses    body -> why it is answered with status 400, or None
     breaks     body -> how its stream ends early: "cut", "error" or "no usage"; None: it does not
+    key        the API key it wants, or None
     answer     what a request with a response_format is answered with
     pieces     bytes per network write: small ones cut events, and characters, in two
     """
@@ -31,6 +32,7 @@ class FakeServer:
         *,
         refuses: Refusal = lambda body: None,
         breaks: Refusal = lambda body: None,
+        key: str | None = None,
         answer: str = "{}",
         pieces: int = 11,
     ) -> None:
@@ -40,6 +42,7 @@ class FakeServer:
         self._at_once = 0
         self._refuses = refuses
         self._breaks = breaks
+        self._key = key
         self._answer = answer
         self._pieces = pieces
         self._ready = threading.Event()
@@ -57,7 +60,7 @@ class FakeServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        app = web.Application()
+        app = web.Application(middlewares=[self._check_key])
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/version", self._version)
         app.router.add_post("/v1/completions", self._generate)
@@ -70,6 +73,14 @@ class FakeServer:
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
+
+    @web.middleware
+    async def _check_key(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if self._key is not None and request.headers.get("Authorization") != f"Bearer {self._key}":
+            return web.json_response({"error": {"message": "Send a header."}}, status=401)
+        return await handler(request)
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})

@@ -149,9 +149,34 @@ def test_no_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert cli.main(["--base-url", url]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("trunkline: GET ") and error.count("\n") == 1
+    assert error.startswith("trunkline: error: GET ") and error.count("\n") == 1
 
 
 def test_all_is_everything_but_the_crowd() -> None:
     assert cli.selected(["all"]) == ("W1", "W2", "W3", "W4", "W5")
     assert cli.selected(["W6", "W1", "W6"]) == ("W6", "W1")
+
+
+def test_key_that_is_missing_or_wrong_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRUNKLINE_API_KEY", raising=False)
+    give = "give the right one with --api-key KEY or $TRUNKLINE_API_KEY."
+    with FakeServer(key="secret") as server:
+        arguments = ["--base-url", server.url + "/v1", "--workload", "W1"]
+        assert cli.main(arguments) == 1
+        assert capsys.readouterr().err == f"trunkline: error: The server at {server.url} wants an API key; {give}\n"
+        assert cli.main([*arguments, "--api-key", "guess"]) == 1
+        assert f"The server at {server.url} refuses this API key; {give}" in capsys.readouterr().err
+        assert cli.main([*arguments, "--model", "m"]) == 1, "where the list of models is never asked for"
+        assert f"The server wants an API key; {give}" in capsys.readouterr().out
+        monkeypatch.setenv("TRUNKLINE_API_KEY", "secret")
+        assert cli.main(arguments) == 0
+
+
+def test_help_names_the_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for flag in ("--api-key KEY", "--seed N", "--num-warmups N", "--base-url URL", "--model NAME"):
+        assert flag in text

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks.against_transformers import compare, table
+from benchmarks.against_transformers import compare, main, table
 from tests.bench.fake_server import FakeServer
 from tests.bench.test_texts import by_words
 from trunkline.bench.texts import Texts
@@ -42,3 +42,11 @@ def test_table_is_markdown() -> None:
     ).splitlines()
     assert len(lines) == 3 and len({line.count("|") for line in lines}) == 1
     assert "12.0×" in lines[2]
+
+
+def test_help_keeps_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "\n    python -m benchmarks.against_transformers --workload W1 --requests 1   # a smoke run\n" in text
+    assert "--requests N" in text

@@ -4,12 +4,14 @@ import argparse
 import asyncio
 import datetime
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trunkline.bench.workloads import NAMES
+from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import ConfigError, StartupError
 
 WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
@@ -18,10 +20,13 @@ WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline bench serve`, on a parser of the caller's."""
     parser.add_argument(
-        "--base-url", default="http://127.0.0.1:8000", help="the server, with or without /v1 (%(default)s)"
+        "--base-url",
+        metavar="URL",
+        default="http://127.0.0.1:8000",
+        help="the server, with or without /v1 (%(default)s)",
     )
-    parser.add_argument("--model", help="the model's name (default: the first that /v1/models lists)")
-    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--model", metavar="NAME", help="the model's name (default: the first that /v1/models lists)")
+    parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})")
     parser.add_argument(
         "--workload",
         nargs="+",
@@ -31,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every number to this JSON file as well")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the texts; a new one finds nothing cached (%(default)s)"
+        "--seed", type=int, metavar="N", default=0, help="of the texts; a new one finds nothing cached (%(default)s)"
     )
     parser.add_argument(
         "--tokenizer",
@@ -39,10 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model folder or GGUF file whose tokenizer measures the prompts (default: the built-in model's)",
     )
     parser.add_argument(
-        "--num-warmups", type=int, default=1, help="uncounted requests before each workload (%(default)s)"
+        "--num-warmups",
+        type=int,
+        metavar="N",
+        default=1,
+        help="uncounted requests before each workload (%(default)s)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=600, help="seconds of silence that fail a request (%(default)s)"
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        default=600,
+        help="of silence that fail a request (%(default)s)",
     )
 
 
@@ -96,7 +109,8 @@ async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, 
     from trunkline.bench.workloads import make_workloads, warm_up
 
     started = datetime.datetime.now(datetime.UTC)
-    async with Server(args.base_url, api_key=args.api_key, timeout=args.timeout) as server:
+    api_key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
+    async with Server(args.base_url, api_key=api_key, timeout=args.timeout) as server:
         model = args.model or await server.model()
         texts = make_texts(args.tokenizer)
         summaries = []
@@ -131,6 +145,8 @@ def remarks(summaries: Sequence[dict[str, Any]]) -> list[str]:
             lines.append(f"{one['workload']}: {failed}, the first with: {one['first_error']}")
         if one["workload"] == "W5" and one["cached_tokens"] > one["prompt_tokens"] // 10:
             lines.append("W5: the server had cached these prompts; for cold ones restart it, or take another --seed.")
+    if any((one.get("first_error") or "").startswith("HTTP 401") for one in summaries):
+        lines.append(f"The server wants an API key; give the right one with --api-key KEY or ${API_KEY_VARIABLE}.")
     return lines
 
 
@@ -141,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(parser.parse_args(argv))
     except StartupError as error:
-        print(f"trunkline: {error}", file=sys.stderr)
+        print(f"trunkline: error: {error}", file=sys.stderr)
         return 1
 
 

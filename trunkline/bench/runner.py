@@ -9,6 +9,7 @@ import aiohttp
 
 from trunkline.bench.client import Outcome, stream
 from trunkline.bench.workloads import Message, Turn, Workload
+from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import StartupError
 
 
@@ -68,6 +69,10 @@ class Server:
         url = self.base_url + path
         try:
             async with self._session.get(url) as response:
+                if response.status == 401:
+                    seen = "refuses this API key" if self._headers else "wants an API key"
+                    give = f"give the right one with --api-key KEY or ${API_KEY_VARIABLE}"
+                    raise StartupError(f"The server at {self.base_url} {seen}; {give}.")
                 if response.status != 200:
                     raise StartupError(
                         f"GET {url} answers with status {response.status}; is this an OpenAI-compatible server?"

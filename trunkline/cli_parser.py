@@ -1,0 +1,135 @@
+"""How the command line is read, and what it says about what it cannot read. Knows flags of other servers, but no command.
+
+An error is one sentence that begins with the flag as it was typed: "--port is 'many'; allowed is an integer, such as 4096."
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from trunkline.errors import shown
+
+ALIKE = 0.8  # of difflib's 0 to 1: below that two flags share a word at most, and mean different things
+
+# Flags of llama-server, vLLM and SGLang that have another name in `trunkline serve`.
+NAMES_HERE: Mapping[str, str] = {
+    "-m": "--model",
+    "--model-path": "--model",
+    "-a": "--served-model-name",
+    "--alias": "--served-model-name",
+    "-c": "--max-model-len",
+    "--ctx-size": "--max-model-len",
+    "--context-length": "--max-model-len",
+    "--chat-template-file": "--chat-template",
+    "-np": "--max-num-seqs",
+    "--parallel": "--max-num-seqs",
+    "--max-running-requests": "--max-num-seqs",
+    "-b": "--max-num-batched-tokens",
+    "--batch-size": "--max-num-batched-tokens",
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--page-size": "--block-size",
+    "--schedule-policy": "--scheduling-policy",
+    "--disable-radix-cache": "--no-enable-prefix-caching",
+    "--gpu-memory-utilization": "--kv-cache-memory, a size such as 2GiB",
+    "--kv-cache-memory-bytes": "--kv-cache-memory, a size such as 2GiB",
+    "--mem-fraction-static": "--kv-cache-memory, a size such as 2GiB",
+    "-t": "--threads",
+}
+
+_ONE_DEVICE = "it is not there yet: the model runs on one device"
+_CPU_ONLY = "it is not there yet: the model runs on the CPU"
+_STORED = "it is not there yet: weights and KV cache are stored as --dtype says; a quantized GGUF file can be served"
+_NOT_DOWNLOADED = "models are not downloaded: give the path of one"
+
+# Those that have no counterpart, and why.
+NOT_HERE: Mapping[str, str] = {
+    "--enable-chunked-prefill": "leave it out: prefill is always chunked, as --max-num-batched-tokens says",
+    "--tensor-parallel-size": _ONE_DEVICE,
+    "-tp": _ONE_DEVICE,
+    "--tp": _ONE_DEVICE,
+    "--tp-size": _ONE_DEVICE,
+    "--pipeline-parallel-size": _ONE_DEVICE,
+    "-pp": _ONE_DEVICE,
+    "--data-parallel-size": _ONE_DEVICE,
+    "-dp": _ONE_DEVICE,
+    "-ngl": _CPU_ONLY,
+    "--gpu-layers": _CPU_ONLY,
+    "--n-gpu-layers": _CPU_ONLY,
+    "--quantization": _STORED,
+    "-q": _STORED,
+    "--kv-cache-dtype": _STORED,
+    "--speculative-config": "it is not there yet: there is no speculative decoding",
+    "--enable-lora": "it is not there yet: there are no LoRA adapters",
+    "--tokenizer": "it is not there yet: the tokenizer is the model's own",
+    "--trust-remote-code": "leave it out: code that comes with a checkpoint is never run",
+    "--hf-repo": _NOT_DOWNLOADED,
+    "--download-dir": _NOT_DOWNLOADED,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes no abbreviated flags, since tomorrow's flag would change what they mean; suggests the nearest one instead.
+
+    knows_others    an unknown flag may be one of another server's, and is explained
+    """
+
+    def __init__(self, *, knows_others: bool = False, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._knows_others = knows_others
+        self.register("type", int, _integer)
+        self.register("type", float, _number)
+
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """As `parse_args`, but an unknown flag is reported by the command it was given to."""
+        args, unknown = self.parse_known_args(arguments)
+        if unknown:
+            command: Parser = getattr(args, "parser", self)
+            command.error(command.describe_unknown(unknown))
+        return args
+
+    def describe_unknown(self, unknown: Sequence[str]) -> str:
+        """E.g. "unknown argument --max-num-seq; did you mean --max-num-seqs?"."""
+        flags = [word for word in unknown if word.startswith("-")]  # the others may be the values of these
+        name = (flags or unknown)[0].split("=")[0]
+        near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=ALIKE)
+        if self._knows_others and name in NAMES_HERE:
+            hint = f"here it is {NAMES_HERE[name]}"
+        elif self._knows_others and name in NOT_HERE:
+            hint = NOT_HERE[name]
+        else:
+            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
+        return f"unknown argument {name}; {hint}"
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence, without the usage, which --help prints."""
+        told = re.match("argument (?P<flag>[^:]+): (?P<what>.*)", message, flags=re.DOTALL)
+        if told:  # argparse's "argument --port: …"
+            flag, what = told["flag"], told["what"]
+            message = f"{flag} {what}" if what.startswith("is ") else f"{flag}: {what}"
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        names = [str(choice) for choice in action.choices]
+        if isinstance(action, argparse._SubParsersAction):
+            near = difflib.get_close_matches(str(value), names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+            raise argparse.ArgumentError(action, f"is {shown(value)}; {hint}")
+        raise argparse.ArgumentError(action, f"is {shown(value)}; allowed is one of {', '.join(names)}.")
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed is an integer, such as 4096.") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed is a number, such as 0.5.") from None

@@ -109,7 +109,6 @@ class EngineServer:
         self.config = startup.config
         self.mailbox = Mailbox(startup.socket)
         self.early: list[tuple[bytes, ToEngine]] = []  # came while loading
-        self.loading = Loading(done=0, total=1)
 
     def run(self) -> int:
         try:
@@ -164,14 +163,13 @@ class EngineServer:
         return engine, ready
 
     def _on_progress(self, done: int, total: int) -> None:
-        self.loading = Loading(done=done, total=total)
         for client, message in self.mailbox.receive(block=False):
             if isinstance(message, Call) and message.method == "hello":
                 self.mailbox.clients.append(client)
             else:
                 self.early.append((client, message))
         for client in self.mailbox.clients:
-            self.mailbox.send(client, [self.loading])
+            self.mailbox.send(client, [Loading(done=done, total=total)])
         if self.mailbox.parent_gone:
             sys.exit(0)
 

@@ -13,7 +13,6 @@ It knows no text, no tensors, no clock and no process: time is passed in, pages 
 from typing import NamedTuple
 
 from trunkline.config import SchedulerConfig
-from trunkline.errors import ContextLengthExceeded
 from trunkline.messages import Failed, Finished, FromEngine, TokenLogprobs, Tokens
 from trunkline.radix.cache import Match, PrefixCache
 from trunkline.radix.events import Namespace
@@ -113,10 +112,10 @@ class Scheduler:
 
         Raises ContextLengthExceeded if prompt and one token can never fit.
         """
-        longest = self.max_tokens_per_request
-        if request.num_prompt + (request.sampling.max_tokens != 0) > longest:
-            cause = "" if longest == self.max_model_len else f" (The whole KV cache holds {longest} tokens.)"
-            raise ContextLengthExceeded(limit=longest, seen=request.num_prompt, what="prompt", cause=cause)
+        num_cache_tokens = self.cache.num_pages * self.cache.page_size
+        request.sampling.check_length(
+            request.num_prompt, max_model_len=self.max_model_len, num_cache_tokens=num_cache_tokens
+        )
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         if request.num_to_plan <= 0 or (not request.wants_token and not request.wants_prompt_logprobs):

@@ -280,10 +280,10 @@ class AsyncLLM:
         for token_id in (min(prompt), max(prompt)):
             if not 0 <= token_id < ready.vocab_size:
                 raise InvalidParameter.of(what, token_id, f"token ids from 0 to {ready.vocab_size - 1}")
-        limit = self.max_tokens_per_request
-        if len(prompt) + (0 if sampling.max_tokens == 0 else 1) > limit:
-            cause = "" if limit == ready.max_model_len else f" (The whole KV cache holds {limit} tokens.)"
-            raise ContextLengthExceeded(limit=limit, seen=len(prompt), what=what, cause=cause)
+        num_cache_tokens = ready.num_pages * ready.page_size
+        sampling.check_length(
+            len(prompt), max_model_len=ready.max_model_len, num_cache_tokens=num_cache_tokens, what=what
+        )
 
     def _running(self) -> tuple[EngineClient, Ready]:
         if self.client is None or self.ready is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trunkline.errors import InvalidParameter
+from trunkline.errors import ContextLengthExceeded, InvalidParameter
 
 MAX_N = 128
 MAX_LOGPROBS = 20
@@ -107,6 +107,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token_id in getattr(self, param):
                 if token_id >= vocab_size:
                     raise InvalidParameter.of(param, token_id, f"token ids from 0 to {vocab_size - 1}")
+
+    def check_length(self, num_prompt: int, *, max_model_len: int, num_cache_tokens: int, what: str = "prompt") -> None:
+        """Raises ContextLengthExceeded if a prompt of `num_prompt` tokens, and one to follow if any is wanted, can never fit.
+
+        max_model_len     tokens of one request that the model can read
+        num_cache_tokens  tokens that the whole KV cache holds
+        what              the parameter to name in the error
+        """
+        longest = min(max_model_len, num_cache_tokens)
+        if num_prompt + (self.max_tokens != 0) > longest:
+            cause = "" if longest == max_model_len else f" (The whole KV cache holds {longest} tokens.)"
+            raise ContextLengthExceeded(limit=longest, seen=num_prompt, what=what, cause=cause)
 
     def continuations(self) -> "list[SamplingParams]":
         """One for each of the `n` continuations: itself with n = 1, and the seed + i modulo 2**64 for continuation i."""

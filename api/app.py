@@ -2,21 +2,22 @@
 
 POST /v1/chat/completions      api/chat.py
 POST /v1/completions           api/completions.py
+…    /v1/cache/… /v1/queue     api/cache_routes.py
 GET  /v1/models, /v1/models/…  api/models_route.py
 GET  /health /version /metrics here
 GET  /docs /openapi.json       FastAPI's
 """
 
 import asyncio
-from typing import Any
 
 from fastapi import FastAPI
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 import trunkline
+from trunkline.api.cache_routes import ROUTES
 from trunkline.api.chat import chat_completions
 from trunkline.api.client import CallFailed
 from trunkline.api.completions import completions
@@ -24,7 +25,8 @@ from trunkline.api.edge import Edge
 from trunkline.api.errors import as_request_error, envelope, error_response, json_response, on_http_exception
 from trunkline.api.metrics import CONTENT_TYPE
 from trunkline.api.models_route import get_model, list_models
-from trunkline.api.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from trunkline.api.openapi import add_schemas, describe
+from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.service import Service
 from trunkline.errors import EngineDead, Overloaded, TrunklineError
 
@@ -48,7 +50,10 @@ def create_app(service: Service) -> FastAPI:
         ("/v1/chat/completions", chat_completions, ChatRequest),
         ("/v1/completions", completions, CompletionRequest),
     ):
-        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=_body_docs(body))
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=describe((body,)))
+    for route in ROUTES:
+        extra = describe(route.bodies, route.answer, route.query)
+        app.add_api_route(route.path, route.endpoint, methods=[route.method], response_model=None, openapi_extra=extra)
     for path, getter in (
         ("/v1/models", list_models),
         ("/v1/models/{name:path}", get_model),
@@ -57,8 +62,10 @@ def create_app(service: Service) -> FastAPI:
         ("/metrics", metrics),
     ):
         app.add_api_route(path, getter, methods=["GET"], response_model=None)
-    app.add_middleware(Edge, api_key=service.config.api_key, metrics=service.metrics)
-    _add_schemas(app, ChatRequest, CompletionRequest)
+    app.add_middleware(Edge, keys=service.keys, metrics=service.metrics)
+    bodies: set[type[BaseModel]] = {ChatRequest, CompletionRequest}
+    bodies.update(*(route.bodies for route in ROUTES))
+    add_schemas(app, bodies, {route.answer for route in ROUTES})
     return app
 
 
@@ -103,23 +110,3 @@ def _on_trunkline_error(request: Request, error: Exception) -> Response:
 
 def _on_client_disconnect(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-def _body_docs(body: type[GenerationRequest]) -> dict[str, Any]:
-    """The endpoints read their bodies themselves, so FastAPI cannot know what is in them."""
-    schema = {"$ref": f"#/components/schemas/{body.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _add_schemas(app: FastAPI, *bodies: type[GenerationRequest]) -> None:
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        _, definitions = models_json_schema(
-            [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

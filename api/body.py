@@ -18,12 +18,15 @@ from trunkline.errors import InvalidParameter
 LONGEST_PATH = 200  # characters of a parameter's path that are repeated in an error
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+async def read_json(request: Request, max_bytes: int, *, may_be_empty: bool = False) -> dict[str, Any]:
     """The body, a JSON object.
+
+    may_be_empty  no body at all is an object without fields
 
     Raises BodyTooLarge as soon as that is known, InvalidParameter for what is not strict JSON, ClientDisconnect.
     """
-    return parse_json(await _read(request, max_bytes))
+    body = await _read(request, max_bytes)
+    return {} if may_be_empty and not body else parse_json(body)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -16,13 +16,14 @@ from starlette.responses import Response
 
 import trunkline
 from trunkline.api.body import read_json
+from trunkline.api.cache_report import CacheReports
+from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, Usage
+from trunkline.api.prompt import read_chat
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.service import Service
 from trunkline.api.sse import EventStream, finish_or_disconnect
-from trunkline.api.template import ChatTemplate
-from trunkline.errors import InvalidParameter
 from trunkline.outputs import Candidate, PositionLogprobs
 
 FINGERPRINT = f"trunkline-{trunkline.__version__}"
@@ -34,21 +35,21 @@ async def chat_completions(request: Request) -> Response:
     service.check_ready()
     chat = ChatRequest.parse(await read_json(request, service.config.max_body_bytes))
     model = service.served_model(chat.model)
-    sampling = chat.sampling(service.sampling_defaults)
-    if service.llm.template is None:
-        raise InvalidParameter("The model has no chat template; use /v1/completions, or serve it with --chat-template.")
-    token_ids = await service.llm.encode(
-        render(service.llm.template, chat), add_special_tokens=bool(chat.add_special_tokens), what="messages"
-    )
-    answer = ChatAnswer(chat, model, f"chatcmpl-{uuid.uuid4().hex}")
+    sampling, pin, caller = chat.sampling(service.sampling_defaults), chat.pin(), caller_of(request)
+    prompt = await read_chat(service.llm, chat, tenant=caller.tenant)
+    reports = CacheReports([prompt], service.page_size) if chat.cache_report else None
+    answer = ChatAnswer(chat, model, f"chatcmpl-{uuid.uuid4().hex}", reports, prompt.documents_order)
     generation = service.llm.submit(
-        [token_ids],
+        [prompt.token_ids],
         sampling,
         request_id=answer.id,
         priority=chat.priority or 0,
+        tenant=caller.tenant,
         salt=chat.cache_salt or "",
+        pin_seconds=pin.seconds if pin else 0.0,
+        pin_tokens=prompt.num_tokens_until(pin.message) if pin and pin.message is not None else None,
         what="messages",
-        observer=service.observe(),
+        observer=service.observe(request, answer.id),
     )
     if chat.stream:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
@@ -57,39 +58,25 @@ async def chat_completions(request: Request) -> Response:
     return json_response(answer.whole(generation))
 
 
-def render(template: ChatTemplate, chat: ChatRequest) -> str:
-    """The prompt. A template that refuses several system messages, or one that is not the first, gets one in front."""
-    messages = chat.conversation()
-    continued = bool(chat.continue_final_message)
-    options: dict[str, Any] = {
-        "add_generation_prompt": not continued if chat.add_generation_prompt is None else chat.add_generation_prompt,
-        "continue_final_message": continued,
-        "tools": chat.tools,
-        "chat_template_kwargs": chat.chat_template_kwargs,
-    }
-    try:
-        return template.render(messages, **options)
-    except InvalidParameter:
-        merged = _system_in_front(messages)
-        if merged == messages:
-            raise
-        return template.render(merged, **options)
-
-
-def _system_in_front(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    system = [message for message in messages if message["role"] in ("system", "developer")]
-    if not system or not all(isinstance(message["content"], str) for message in system):
-        return messages
-    others = [message for message in messages if message["role"] not in ("system", "developer")]
-    return [{"role": "system", "content": "\n\n".join(message["content"] for message in system)}, *others]
-
-
 class ChatAnswer:
-    """The wire format of one answer. What every chunk has in common is encoded once."""
+    """The wire format of one answer. What every chunk has in common is encoded once.
 
-    def __init__(self, chat: ChatRequest, model: str, answer_id: str) -> None:
+    reports          explains what was cached; None: nobody asked
+    documents_order  in which the prompt shows the request's documents; None: it has none
+    """
+
+    def __init__(
+        self,
+        chat: ChatRequest,
+        model: str,
+        answer_id: str,
+        reports: CacheReports | None = None,
+        documents_order: list[int] | None = None,
+    ) -> None:
         self.id = answer_id
         self._chat = chat
+        self._reports = reports
+        self._documents_order = documents_order
         self._common = {
             "id": answer_id,
             "created": int(time.time()),
@@ -122,15 +109,21 @@ class ChatAnswer:
         }
         if self._chat.return_token_ids:
             answer["prompt_token_ids"] = generation.prompts[0]
+        if self._documents_order is not None:
+            answer["documents_order"] = self._documents_order
+        if self._reports is not None:
+            answer["cache_report"] = self._reports.of(generation)
         return answer
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
-        """Frames: the role of each choice, its text, its end, and at last the usage if asked for."""
+        """Frames: the role of each choice, its text, its end, and at last the usage and the cache report if asked for."""
         opening: list[bytes] = []
         for choice in generation.choices:
             extra = b""
-            if self._chat.return_token_ids and choice.index == 0:
-                extra = b',"prompt_token_ids":' + msgspec.json.encode(generation.prompts[0])
+            if choice.index == 0 and self._documents_order is not None:
+                extra += b',"documents_order":' + msgspec.json.encode(self._documents_order)
+            if choice.index == 0 and self._chat.return_token_ids:
+                extra += b',"prompt_token_ids":' + msgspec.json.encode(generation.prompts[0])
             opening.append(
                 self._frame(generation, choice.index, b'{"role":"assistant","content":""}', b"null", b"null", extra)
             )
@@ -140,8 +133,8 @@ class ChatAnswer:
                 frames += self._of(generation, delta)
             yield frames
             opening = []
-        if self._chat.includes_usage:
-            yield [self._head + b'],"usage":' + msgspec.json.encode(usage_body(generation.usage)) + b"}\n\n"]
+        if last := last_chunk(generation, includes_usage=self._chat.includes_usage, reports=self._reports):
+            yield [self._head + b"]" + last + b"}\n\n"]
 
     def _of(self, generation: Generation, delta: Delta) -> list[bytes]:
         """Chunks of what was added: the text, and the end in a chunk of its own."""
@@ -196,13 +189,26 @@ class ChatAnswer:
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage`; the cached tokens always."""
+    """OpenAI's `usage`; the cached tokens always, the pinned ones if a pin was asked for."""
+    details = {"cached_tokens": usage.cached_tokens}
+    if usage.pinned_tokens is not None:
+        details["pinned_tokens"] = usage.pinned_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": details,
     }
+
+
+def last_chunk(generation: Generation, *, includes_usage: bool, reports: CacheReports | None) -> bytes:
+    """The fields of the chunk after the last text, each with a comma before it; b"" if nobody wants any."""
+    fields: dict[str, Any] = {}
+    if includes_usage:
+        fields["usage"] = usage_body(generation.usage)
+    if reports is not None:
+        fields["cache_report"] = reports.of(generation)
+    return b"," + msgspec.json.encode(fields)[1:-1] if fields else b""
 
 
 def chat_logprobs(positions: Sequence[PositionLogprobs]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """POST /v1/completions: text or token ids in, their continuation out. No chat template.
 
-Many prompts make one answer: continuation i of prompt p is choice p * n + i.
+Many prompts make one answer: continuation i of prompt p is choice p * n + i. With `best_of` more are generated than returned.
 """
 
 import codecs
@@ -14,9 +14,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.api.body import read_json
-from trunkline.api.chat import FINGERPRINT, usage_body
+from trunkline.api.cache_report import CacheReports
+from trunkline.api.chat import FINGERPRINT, last_chunk, usage_body
+from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, OutputProcessor
+from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import CompletionRequest
 from trunkline.api.service import Service
 from trunkline.api.sse import EventStream, finish_or_disconnect
@@ -31,22 +34,30 @@ async def completions(request: Request) -> Response:
     service.check_ready()
     completion = CompletionRequest.parse(await read_json(request, service.config.max_body_bytes))
     model = service.served_model(completion.model)
-    sampling = completion.sampling(service.sampling_defaults)
-    prompts = [await _token_ids(service.llm, completion, prompt) for prompt in completion.prompts()]
-    answer = CompletionAnswer(completion, model, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer)
+    sampling, pin, caller = completion.sampling(service.sampling_defaults), completion.pin(), caller_of(request)
+    prompts = await read_prompts(service.llm, completion)
+    reports = CacheReports(prompts, service.page_size) if completion.cache_report else None
+    answer = CompletionAnswer(completion, model, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer, reports)
     generation = service.llm.submit(
-        prompts,
+        [prompt.token_ids for prompt in prompts],
         sampling,
         request_id=answer.id,
         priority=completion.priority or 0,
+        tenant=caller.tenant,
         salt=completion.cache_salt or "",
-        observer=service.observe(),
+        pin_seconds=pin.seconds if pin else 0.0,
+        observer=service.observe(request, answer.id),
     )
     if completion.stream:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
     if not await finish_or_disconnect(generation, request.receive):
         raise ClientDisconnect
     return json_response(answer.whole(generation))
+
+
+async def read_prompts(llm: AsyncLLM, completion: CompletionRequest) -> list[ReadPrompt]:
+    """The prompts as the model reads them."""
+    return [ReadPrompt(await _token_ids(llm, completion, prompt), llm.tokenizer) for prompt in completion.prompts()]
 
 
 async def _token_ids(llm: AsyncLLM, completion: CompletionRequest, prompt: str | list[int]) -> list[int]:
@@ -99,12 +110,23 @@ class LegacyLogprobs:
 
 
 class CompletionAnswer:
-    """The wire format of one answer."""
+    """The wire format of one answer.
 
-    def __init__(self, completion: CompletionRequest, model: str, answer_id: str, tokenizer: Tokenizer) -> None:
+    reports  explains what was cached; None: nobody asked
+    """
+
+    def __init__(
+        self,
+        completion: CompletionRequest,
+        model: str,
+        answer_id: str,
+        tokenizer: Tokenizer,
+        reports: CacheReports | None = None,
+    ) -> None:
         self.id = answer_id
         self._completion = completion
         self._tokenizer = tokenizer
+        self._reports = reports
         self._common = {
             "id": answer_id,
             "object": "text_completion",
@@ -119,15 +141,18 @@ class CompletionAnswer:
     def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer in one piece."""
         choices = []
-        for choice in generation.choices:
+        for index, choice in enumerate(self._returned(generation)):
             echo, lists = self._echo(generation, choice)
-            choices.append(
-                self._choice(choice, echo + choice.text, lists, choice.token_ids, choice.logprobs, generation)
-            )
-        return {**self._common, "choices": choices, "usage": usage_body(generation.usage)}
+            positions = None if self._completion.logprobs is None else choice.logprobs
+            body = self._choice(choice, echo + choice.text, lists, choice.token_ids, positions, generation)
+            choices.append({**body, "index": index})
+        answer = {**self._common, "choices": choices, "usage": usage_body(generation.usage)}
+        if self._reports is not None:
+            answer["cache_report"] = self._reports.of(generation)
+        return answer
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
-        """Frames: of each choice its text, the echoed prompt first, the end with the last; then the usage if asked for."""
+        """Frames: of each choice its text, the echoed prompt first, the end with the last; then usage and report if asked for."""
         opened: set[int] = set()
         async for deltas in generation:
             frames = []
@@ -139,8 +164,18 @@ class CompletionAnswer:
                 body = self._choice(delta, echo + delta.text, lists, delta.token_ids, delta.logprobs, generation)
                 frames.append(self._frame(generation, body))
             yield frames
-        if self._completion.includes_usage:
-            yield [self._head + b'],"usage":' + msgspec.json.encode(usage_body(generation.usage)) + b"}\n\n"]
+        if last := last_chunk(generation, includes_usage=self._completion.includes_usage, reports=self._reports):
+            yield [self._head + b"]" + last + b"}\n\n"]
+
+    def _returned(self, generation: Generation) -> list[OutputProcessor]:
+        """All choices; with `best_of`, of each prompt the `n` likeliest, likeliest first."""
+        if not self._completion.picks:
+            return generation.choices
+        best = []
+        for first in range(0, len(generation.choices), generation.n):
+            candidates = generation.choices[first : first + generation.n]
+            best += sorted(candidates, key=mean_logprob, reverse=True)[: self._completion.n or 1]
+        return best
 
     def _echo(self, generation: Generation, choice: OutputProcessor) -> tuple[str, dict[str, list[Any]] | None]:
         """The prompt's text, and its logprobs if asked for."""
@@ -189,6 +224,12 @@ class CompletionAnswer:
 
     def _logprobs_of(self, index: int) -> LegacyLogprobs:
         return self._logprobs.setdefault(index, LegacyLogprobs())
+
+
+def mean_logprob(choice: OutputProcessor) -> float:
+    """Of the tokens generated: what OpenAI's `best_of` goes by. 0 without any."""
+    positions = choice.logprobs or ()
+    return sum(position.chosen.logprob for position in positions) / len(positions) if positions else 0.0
 
 
 def _joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:

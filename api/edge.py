@@ -1,6 +1,5 @@
 """The outermost layer around every request: ids, keys, tidy paths, timing, and the last resort for bugs. Knows no endpoint."""
 
-import hmac
 import logging
 import re
 import time
@@ -9,10 +8,12 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trunkline.api.errors import InternalError, Unauthorized, error_response
 from trunkline.api.metrics import Metrics
+from trunkline.api.tenants import Caller, Keys
 from trunkline.errors import RequestError
 
 logger = logging.getLogger("trunkline.api")
@@ -25,14 +26,15 @@ class Edge:
     """ASGI middleware.
 
     path       "//" becomes "/", a "/" at the end goes: clients build "/v1//models"
-    key        wanted for everything under /v1, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before the body is read
+    key        wanted for everything under /v1, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before the body is read.
+               Whose it is, a Caller, goes into `request.state.caller`
     headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer
     bugs       500 in the envelope, traceback in the log
     """
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics) -> None:
         self._app = app
-        self._api_key = api_key.encode() if api_key else None
+        self._keys = keys
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,10 +59,12 @@ class Edge:
                 answer["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - started)))
             await send(message)
 
-        if not self._may_enter(scope["path"], headers):
+        caller = self._keys.caller(_key(headers))
+        if caller is None and _is_protected(scope["path"]):
             self._metrics.request_failures.labels(Unauthorized.code).inc()
             await error_response(_unauthorized(headers))(scope, receive, send_with_headers)
             return
+        scope["state"]["caller"] = caller
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception:
@@ -70,10 +74,15 @@ class Edge:
             self._metrics.request_failures.labels(InternalError.code).inc()
             await error_response(InternalError(request_id))(scope, receive, send_with_headers)
 
-    def _may_enter(self, path: str, headers: Headers) -> bool:
-        if self._api_key is None or not (path == PROTECTED or path.startswith(PROTECTED + "/")):
-            return True
-        return hmac.compare_digest(_key(headers).encode(), self._api_key)
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request to a protected path."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def _is_protected(path: str) -> bool:
+    return path == PROTECTED or path.startswith(PROTECTED + "/")
 
 
 def _key(headers: Headers) -> str:
@@ -83,7 +92,7 @@ def _key(headers: Headers) -> str:
 
 def _unauthorized(headers: Headers) -> RequestError:
     if _key(headers):
-        return Unauthorized("The API key is not the one this server was started with.")
+        return Unauthorized("The API key is none of those this server was started with.")
     return Unauthorized("An API key is required: send 'Authorization: Bearer YOUR_KEY'.")
 
 

@@ -3,6 +3,7 @@
 {"error": {"message": "…", "type": "invalid_request_error", "param": "top_p", "code": null}}
 """
 
+import math
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from trunkline.errors import EngineDead, RequestError, TrunklineError
 
-RETRY_AFTER = "1"  # seconds; sent with every 503
+RETRY_AFTER = "1"  # seconds; sent with every 503 that knows no better
 
 
 class Unauthorized(RequestError):
@@ -63,7 +64,9 @@ def error_response(error: TrunklineError) -> Response:
     headers = {}
     if told.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if told.status == 503:
+    if told.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(told.retry_after)))  # whole seconds, by RFC 9110
+    elif told.status == 503:
         headers["retry-after"] = RETRY_AFTER
     return json_response(envelope(told), status=told.status, headers=headers)
 

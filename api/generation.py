@@ -13,7 +13,7 @@ import msgspec
 from trunkline.api.client import Inbox
 from trunkline.api.detokenizer import Detokenizer
 from trunkline.errors import RequestError, TrunklineError
-from trunkline.messages import Failed, Finished, TokenLogprobs, Tokens
+from trunkline.messages import CacheReport, Failed, Finished, TokenLogprobs, Tokens
 from trunkline.models.tokenizer import Tokenizer
 from trunkline.outputs import Candidate, CompletionOutput, PositionLogprobs
 from trunkline.sampling import SamplingParams
@@ -45,6 +45,7 @@ class Usage(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    pinned_tokens: int | None = None  # None: nothing was to be pinned
 
 
 class Observer(Protocol):
@@ -59,11 +60,15 @@ class Observer(Protocol):
     def finished(self, reason: str) -> None:
         """A continuation ended: "stop", "length" or "abort"."""
 
+    def closed(self, generation: "Generation", error: TrunklineError | None) -> None:
+        """Nothing more happens: all continuations ended, or the request was given up, or failed. Told once."""
+
 
 def request_error(failed: Failed) -> RequestError:
     """The exception that a Failed message stands for."""
     error = RequestError(failed.message, param=failed.param)
     error.status, error.type, error.code = failed.status, failed.type, failed.code
+    error.retry_after = failed.retry_after
     return error
 
 
@@ -90,6 +95,9 @@ class OutputProcessor:
         self.logprobs: list[PositionLogprobs] | None = None if sampling.logprobs is None else []
         self.prompt_logprobs: list[PositionLogprobs] | None = None
         self.cached_tokens = 0
+        self.cache_report: CacheReport | None = None  # comes with the first tokens
+        self.pinned_tokens = 0
+        self.pin_id: int | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self._tokenizer = tokenizer
@@ -152,6 +160,7 @@ class OutputProcessor:
     def _take(self, message: Tokens) -> str:
         """Append the tokens, up to the one that completes a stop string."""
         self.cached_tokens = message.cached_tokens
+        self.cache_report = message.cache_report or self.cache_report
         if message.prompt_logprobs is not None:
             self.prompt_logprobs = [self._position(scores) for scores in message.prompt_logprobs]
         token_ids = message.token_ids
@@ -169,6 +178,7 @@ class OutputProcessor:
 
     def _end(self, message: Finished) -> str:
         self.cached_tokens = message.cached_tokens
+        self.pinned_tokens, self.pin_id = message.pinned_tokens, message.pin_id
         piece = self._detokenizer.flush()
         self.finish_reason = message.reason
         if piece.stopped is not None:
@@ -208,6 +218,7 @@ class Generation:
         *,
         prompts: Sequence[Sequence[int]],
         n: int,
+        has_pin: bool = False,
         observer: Observer | None = None,
     ) -> None:
         self.choices = list(choices.values())
@@ -215,6 +226,7 @@ class Generation:
         self.n = n
         self._inbox = inbox
         self._choices = choices  # by the engine's request id
+        self._has_pin = has_pin
         self._observer = observer
 
     def __aiter__(self) -> "Generation":
@@ -225,8 +237,8 @@ class Generation:
             while messages := await self._inbox.get():
                 if deltas := self._take(messages):
                     return deltas
-        except TrunklineError:
-            self._observer = None  # a failure is no end of the ordinary kind
+        except TrunklineError as error:
+            self._end(error)
             self._inbox.close()
             raise
         raise StopAsyncIteration
@@ -238,11 +250,7 @@ class Generation:
 
     def close(self, error: TrunklineError | None = None) -> None:
         """Abort what still runs. With `error`, whoever is iterating gets it."""
-        if self._observer is not None and error is None:
-            for choice in self.choices:
-                if not choice.finished:
-                    self._observer.finished("abort")
-            self._observer = None
+        self._end(error)
         self._inbox.close(error)
 
     @property
@@ -251,7 +259,24 @@ class Generation:
             prompt_tokens=sum(map(len, self.prompts)),
             completion_tokens=sum(len(choice.token_ids) for choice in self.choices),
             cached_tokens=sum(choice.cached_tokens for choice in self.choices[:: self.n]),
+            pinned_tokens=sum(choice.pinned_tokens for choice in self.choices) if self._has_pin else None,
         )
+
+    @property
+    def cache_reports(self) -> list[CacheReport | None]:
+        """One for each prompt; None until its first tokens have come."""
+        return [choice.cache_report for choice in self.choices[:: self.n]]
+
+    def _end(self, error: TrunklineError | None) -> None:
+        """Tell the observer, once. A failure is no end of the ordinary kind."""
+        observer, self._observer = self._observer, None
+        if observer is None:
+            return
+        if error is None:
+            for choice in self.choices:
+                if not choice.finished:
+                    observer.finished("abort")
+        observer.closed(self, error)
 
     def _take(self, messages: list[FromRequest]) -> list[Delta]:
         deltas = []

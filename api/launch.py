@@ -5,13 +5,14 @@
                                is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
-5  print what a user needs
+5  print what a user needs     then log one line about the chat template (template_lint.py)
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
    or for the engine's end     requests under way get an error, one sentence, exit 1
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import signal
 import socket
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from trunkline.api.service import Service
+    from trunkline.async_llm import AsyncLLM
+
+logger = logging.getLogger("trunkline.api")
+
+logger = logging.getLogger("trunkline.api")
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60  # longer than common clients keep an idle connection in their pools
@@ -86,6 +92,13 @@ def base_url(config: ApiConfig, listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
+def exposure(config: ApiConfig, address: str) -> str | None:
+    """What to say to whoever opens a server to other machines without keys; None if nothing."""
+    if config.has_keys or ipaddress.ip_address(address).is_loopback:
+        return None
+    return f"Without --api-key, whoever reaches {address} can use this server, and can read at /v1/cache what others have sent."
+
+
 def summary(config: EngineConfig, name: str, ready: Ready, url: str) -> str:
     """What a user needs to know once, of a server that is ready."""
     num_tokens = ready.num_pages * ready.page_size
@@ -117,6 +130,8 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
     stopped = asyncio.create_task(_stop_signal(), name="stop signal")
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     _say(f"Listening on {url}, loading {checkpoint.name}; /health answers 503 until it is ready.")
+    if warning := exposure(config.api, listener.getsockname()[0]):
+        logger.warning("%s", warning)
     running = asyncio.create_task(_run_engine(service, checkpoint.name, url), name="engine")
     try:
         await asyncio.wait((stopped, serving, running), return_when=asyncio.FIRST_COMPLETED)
@@ -149,8 +164,23 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
             return 1
     assert service.llm.ready is not None
     _say(summary(service.llm.config, name, service.llm.ready, url))
+    _log_template_lint(service.llm)
     print(f"{await service.llm.wait_dead()} The server stops.", file=sys.stderr)
     return 1
+
+
+def _log_template_lint(llm: "AsyncLLM") -> None:
+    """One line about the chat template, if there is one. Whatever becomes of it, the server runs."""
+    from trunkline.api.template_lint import lint
+
+    if llm.template is None:
+        return
+    try:
+        findings = lint(llm.template, llm.tokenizer)
+    except Exception:
+        logger.exception("Whether the chat template keeps the cache was not found out.")
+        return
+    logger.log(logging.WARNING if findings.is_costly else logging.INFO, findings.sentence)
 
 
 async def _stop_signal() -> None:

@@ -5,16 +5,19 @@ Names and units are those of DESIGN.md §8, under the prefix `trunkline:`.
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from trunkline.api.generation import Generation
+from trunkline.errors import TrunklineError
+
 PREFIX = "trunkline:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-DEVICE = "device"  # the tier of the cache; host and disk are yet to come
+DEVICE = "device"  # the first tier of the cache
 
 # Seconds. From a cached prompt on a fast device to a long cold one on a CPU.
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
@@ -93,52 +96,97 @@ class RequestObserver:
         if reason != "abort":
             self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrived)
 
+    def closed(self, generation: Generation, error: TrunklineError | None) -> None:
+        """Failures are counted where they are answered."""
+
+
+class _Family(NamedTuple):
+    """One of the engine's statistics as Prometheus has it: a number, or a number for each value of a label.
+
+    key    of `Engine.stats()`; its name here too
+    label  whose values are the keys of the numbers
+    plain  the value that is meant where the engine tells one number only
+    """
+
+    key: str
+    documentation: str
+    label: str
+    plain: str = ""
+
+
+_COUNTERS = (
+    _Family("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", "tier", DEVICE),
+    _Family("prefix_cache_hits_total", "Tokens found in the prefix cache.", "tier", DEVICE),
+    _Family("prefix_cache_misses_total", "Requests, by why no more of the prompt was cached.", "reason"),
+    _Family("num_preemptions_total", "Requests that lost their pages to others.", "how", "recompute"),
+    _Family("evicted_pages_total", "Cached pages given up for new ones.", "tier", DEVICE),
+    _Family("tier_errors_total", "What went wrong in the tiers behind the device; a miss each.", "kind"),
+    _Family("spec_decode_num_draft_tokens_total", "Draft tokens that were verified.", "source"),
+    _Family("spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", "source"),
+)
+MAX_VALUES = 16  # of one label; what comes after them counts as OTHER, so that no page grows without end
+OTHER = "other"
+
 
 class _EngineCollector(Collector):
-    """The engine's counters and gauges as Prometheus families."""
+    """The engine's counters and gauges as Prometheus families. What the engine does not tell is left out."""
 
     def __init__(self, stats: dict[str, Any], model_name: str) -> None:
         self._stats = stats
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._stats
-        yield self._gauge("num_requests_running", "Requests in the running batch.", model_name=stats["running"])
-        yield self._gauge("num_requests_waiting", "Requests in the queue.", model_name=stats["waiting"])
-        yield self._gauge(
-            "kv_cache_usage_perc", "KV pages that running requests hold, 0 to 1.", tier=stats["kv_cache_usage"]
-        )
-        pages = GaugeMetricFamily(PREFIX + "kv_cache_pages", "KV pages by owner.", labels=["owner"])
-        for owner, number in stats["pages"].items():
-            pages.add_metric([owner], number)
-        yield pages
-        for name, documentation, label in (
-            ("prompt_tokens", "Prompt tokens of accepted requests.", "model_name"),
-            ("prompt_tokens_computed", "Prompt tokens computed, rather than found in the cache.", "model_name"),
-            ("generation_tokens", "Tokens generated.", "model_name"),
-            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", "tier"),
-            ("prefix_cache_hits", "Tokens found in the prefix cache.", "tier"),
-            ("num_preemptions", "Requests that lost their pages to others.", "how"),
-            ("evicted_pages", "Cached pages given up for new ones.", "tier"),
+        stats, name = self._stats, self._model_name
+        yield _gauge("num_requests_running", "Requests in the running batch.", "model_name", {name: stats["running"]})
+        yield _gauge("num_requests_waiting", "Requests in the queue.", "model_name", {name: stats["waiting"]})
+        # Of the device it is what running requests hold, as before there were tiers: cached pages are free to be used.
+        usage = {**stats.get("tier_usage", {}), DEVICE: stats["kv_cache_usage"]}
+        yield _gauge("kv_cache_usage_perc", "KV pages that are in use, 0 to 1.", "tier", usage)
+        yield _gauge("kv_cache_pages", "KV pages by owner.", "owner", stats["pages"])
+        if "pinned_pages" in stats:
+            yield _gauge(
+                "kv_cache_pinned_pages",
+                "Cached pages that stay until a time.",
+                "model_name",
+                {name: stats["pinned_pages"]},
+            )
+        for key, documentation in (
+            ("prompt_tokens_total", "Prompt tokens of accepted requests."),
+            ("prompt_tokens_computed_total", "Prompt tokens computed, rather than found in the cache."),
+            ("generation_tokens_total", "Tokens generated."),
         ):
-            family = CounterMetricFamily(PREFIX + name, documentation, labels=[label])
-            family.add_metric([self._label(label)], stats[name + "_total"])
-            yield family
-        yield self._totals("step_seconds", "Duration of a step.", stats["step_seconds"])
-        yield self._totals("step_tokens", "Tokens computed in a step.", stats["step_tokens"])
+            yield _counter(key, documentation, "model_name", {name: stats[key]})
+        for family in _COUNTERS:
+            if family.key in stats:
+                told = stats[family.key]
+                numbers = told if isinstance(told, dict) else {family.plain: told}
+                yield _counter(family.key, family.documentation, family.label, numbers)
+        yield _totals("step_seconds", "Duration of a step.", stats["step_seconds"])
+        yield _totals("step_tokens", "Tokens computed in a step.", stats["step_tokens"])
 
-    def _label(self, label: str) -> str:
-        return {"model_name": self._model_name, "tier": DEVICE, "how": "recompute"}[label]
 
-    def _gauge(self, name: str, documentation: str, **value: float) -> GaugeMetricFamily:
-        ((label, number),) = value.items()
-        family = GaugeMetricFamily(PREFIX + name, documentation, labels=[label])
-        family.add_metric([self._label(label)], number)
-        return family
+def _gauge(name: str, documentation: str, label: str, numbers: dict[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, documentation, labels=[label])
+    for value, number in _bounded(numbers).items():
+        family.add_metric([value], number)
+    return family
 
-    @staticmethod
-    def _totals(name: str, documentation: str, totals: dict[str, float]) -> HistogramMetricFamily:
-        """A histogram of which only sum and count are known."""
-        family = HistogramMetricFamily(PREFIX + name, documentation)
-        family.add_metric([], buckets=[("+Inf", totals["count"])], sum_value=totals["sum"])
-        return family
+
+def _counter(name: str, documentation: str, label: str, numbers: dict[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, documentation, labels=[label])
+    for value, number in _bounded(numbers).items():
+        family.add_metric([value], number)
+    return family
+
+
+def _bounded(numbers: dict[str, float]) -> dict[str, float]:
+    values = list(numbers.items())
+    kept, rest = dict(values[:MAX_VALUES]), values[MAX_VALUES:]
+    return {**kept, OTHER: sum(number for _, number in rest)} if rest else kept
+
+
+def _totals(name: str, documentation: str, totals: dict[str, float]) -> HistogramMetricFamily:
+    """A histogram of which only sum and count are known."""
+    family = HistogramMetricFamily(PREFIX + name, documentation)
+    family.add_metric([], buckets=[("+Inf", totals["count"])], sum_value=totals["sum"])
+    return family

@@ -9,14 +9,16 @@ warning. Knows no engine and no HTTP.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trunkline.api.body import LONGEST_PATH
+from trunkline.api.cache_control import NAME as CACHE_CONTROL
+from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
 from trunkline.errors import InvalidParameter
-from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, SamplingParams
+from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
 
 logger = logging.getLogger("trunkline.api")
 
@@ -26,6 +28,7 @@ _warned_keys: set[str] = set()
 
 # At most this many continuations for one body: prompts times n.
 MAX_CHOICES = 1024
+MAX_DOCUMENTS = 256  # of a conversation
 MAX_MESSAGES = 10_000  # of a conversation: each costs microseconds in which no other stream moves
 COMPLETION_MAX_TOKENS = 16  # of the completions endpoint, if the caller names none: OpenAI's default
 
@@ -72,6 +75,10 @@ class GenerationRequest(BaseModel):
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     return_token_ids: bool | None = None
 
+    # Ours, and Anthropic's
+    cache_report: bool | None = None
+    cache_control: CacheControl | None = None
+
     # OpenAI's, without effect on the answer
     user: str | None = None
     store: bool | None = None
@@ -112,7 +119,7 @@ class GenerationRequest(BaseModel):
         try:
             parsed = cls.model_validate(body)
         except ValidationError as error:
-            raise _invalid(error, body) from None
+            raise invalid(error, body) from None
         _warn_of_unknown(body.keys() - cls.model_fields.keys() - cls.unsupported.keys())
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
@@ -136,6 +143,10 @@ class GenerationRequest(BaseModel):
     def _own_sampling(self) -> dict[str, Any]:
         """What one endpoint spells its own way."""
         raise NotImplementedError
+
+    def pin(self) -> PinWish | None:
+        """What is to be kept in the cache, and for how long."""
+        return pin_wish(self.cache_control, ())
 
     @property
     def includes_usage(self) -> bool:
@@ -176,6 +187,16 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class Document(BaseModel):
+    """What the answer should rest on. Whatever else it holds is handed to a template that knows documents."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    title: str | None = None
+    text: str
 
 
 class ChatRequest(GenerationRequest):
@@ -197,6 +218,10 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[str | Document] | None = None
+
+    # Ours
+    documents_order: Literal["fixed", "free"] | None = None
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.unsupported,
@@ -207,7 +232,6 @@ class ChatRequest(GenerationRequest):
         "modalities": (None, ["text"]),
         "web_search_options": (None,),
         "chat_template": (None,),
-        "documents": (None, []),
         "echo": (None, False),
         "best_of": (None, 1),
     }
@@ -223,6 +247,7 @@ class ChatRequest(GenerationRequest):
         for index, message in enumerate(chat.messages):
             if message.content is None and message.role != "assistant":
                 raise InvalidParameter.of(f"messages[{index}].content", None, "a string or an array of text parts")
+        _check_documents(chat.documents or ())
         if chat.tools and chat.tool_choice != "none":
             raise _unsupported("tools", chat.tools, 'nothing, or "tool_choice": "none" beside them')
         if not chat.tools and chat.tool_choice not in (None, "none"):
@@ -240,8 +265,21 @@ class ChatRequest(GenerationRequest):
         return chat
 
     def conversation(self) -> list[dict[str, Any]]:
-        """The messages as they were sent."""
-        return [message.model_dump(exclude_unset=True) for message in self.messages]
+        """The messages as they were sent, but for the marks."""
+        return [message.model_dump(exclude_unset=True, exclude={CACHE_CONTROL}) for message in self.messages]
+
+    def pin(self) -> PinWish | None:
+        return pin_wish(self.cache_control, self._marks())
+
+    def _marks(self) -> list[Mark]:
+        """Tools stand at the beginning: a mark on one is as good as one on the first message."""
+        marks = marks_in(self.tools or (), "tools", 0)
+        for index, message in enumerate(self.messages):
+            if message.cache_control is not None:
+                marks.append(Mark(message.cache_control, index))
+            if isinstance(message.content, list):
+                marks += marks_in(message.content, f"messages[{index}].content", index)
+        return marks
 
     def _own_sampling(self) -> dict[str, Any]:
         own: dict[str, Any] = {}
@@ -283,18 +321,41 @@ class CompletionRequest(GenerationRequest):
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
         completion = super().parse(body)
-        if completion.best_of is not None and completion.best_of != (completion.n or 1):
-            raise InvalidParameter.of("best_of", completion.best_of, f"only n, which is {completion.n or 1}")
+        completion._check_best_of()
         if not completion.prompts():
             raise InvalidParameter("'prompt' is an empty list; it must hold at least one prompt.", param="prompt")
-        if (num := len(completion.prompts()) * max(1, completion.n or 1)) > MAX_CHOICES:
+        each = "n" if completion.best_of is None else "best_of"
+        if (num := len(completion.prompts()) * max(1, completion.num_candidates)) > MAX_CHOICES:
             raise InvalidParameter(
-                f"{len(completion.prompts())} prompts, 'n' times each, are {num} choices; allowed are {MAX_CHOICES} at once.",
+                f"{len(completion.prompts())} prompts, '{each}' times each, are {num} choices; allowed are {MAX_CHOICES} at once.",
                 param="prompt",
             )
         if completion.max_tokens == 0 and not completion.echo:
             raise InvalidParameter.of("max_tokens", 0, "an integer from 1, or 0 together with 'echo'")
         return completion
+
+    def _check_best_of(self) -> None:
+        if self.best_of is None:
+            return
+        if self.n is not None and not 1 <= self.n <= MAX_N:
+            raise InvalidParameter.of("n", self.n, f"an integer from 1 to {MAX_N}")
+        if not (self.n or 1) <= self.best_of <= MAX_N:
+            raise InvalidParameter.of("best_of", self.best_of, f"an integer from n, which is {self.n or 1}, to {MAX_N}")
+        if self.picks and self.stream:
+            raise InvalidParameter(
+                "'best_of' is more than 'n' and 'stream' is true, but the best are known only at the end. Leave one of them out.",
+                param="best_of",
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """Continuations to generate of each prompt."""
+        return (self.n or 1) if self.best_of is None else self.best_of
+
+    @property
+    def picks(self) -> bool:
+        """True if not all that is generated is returned."""
+        return self.num_candidates > (self.n or 1)
 
     def prompts(self) -> list[str | list[int]]:
         """One or many, each text or token ids."""
@@ -312,7 +373,18 @@ class CompletionRequest(GenerationRequest):
             own["logprobs"] = self.logprobs
             if self.echo:
                 own["prompt_logprobs"] = self.logprobs
+        if self.picks:
+            own |= {"n": self.num_candidates, "logprobs": self.logprobs or 0}
         return own
+
+
+def _check_documents(documents: Sequence[str | Document]) -> None:
+    if len(documents) > MAX_DOCUMENTS:
+        raise InvalidParameter.of("documents", f"{len(documents)} documents", f"at most {MAX_DOCUMENTS}")
+    for index, document in enumerate(documents):
+        text, where = (document, "") if isinstance(document, str) else (document.text, ".text")
+        if not text.strip():
+            raise InvalidParameter.of(f"documents[{index}]{where}", text, "a text that is not empty")
 
 
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -347,7 +419,7 @@ def _warn_of_unknown(keys: set[str]) -> None:
         logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
 
 
-def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
+def invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
     """Pydantic's findings about the first wrong parameter, as one sentence."""
     found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
     first = found[0][0]

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trunkline.api.metrics import Metrics, RequestObserver
+from starlette.requests import Request
+
+from trunkline.api.metrics import Metrics
+from trunkline.api.request_log import LoggedRequest
+from trunkline.api.tenants import Keys
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelNotFound, Overloaded, RequestError
@@ -35,6 +39,7 @@ class Service:
         self.sampling_defaults: dict[str, Any] = {}
         self.stopping = False
         self.metrics = Metrics(config.served_model_names[0])
+        self.keys = Keys.of(config)
 
     def check_ready(self) -> None:
         """Raises Overloaded while loading and while shutting down, EngineDead when the engine is gone."""
@@ -57,9 +62,16 @@ class Service:
             raise ModelNotFound(f"The model {name[:200]!r} is not served here; served is {served}.", param="model")
         return name
 
-    def observe(self) -> RequestObserver:
-        """Metrics of one request, which arrives now."""
-        return RequestObserver(self.metrics)
+    @property
+    def page_size(self) -> int:
+        """Tokens per page of the cache. Raises Overloaded while loading."""
+        self.check_ready()
+        assert self.llm.ready is not None
+        return self.llm.ready.page_size
+
+    def observe(self, request: Request, answer_id: str) -> LoggedRequest:
+        """Metrics and log line of one request, which arrives now."""
+        return LoggedRequest(self.metrics, request.state.request_id, answer_id, request.state.caller.tenant)
 
     def count_failure(self, error: RequestError) -> None:
         """A request was answered with an error."""

@@ -42,6 +42,7 @@ _TAG = "\ufdd0"  # marks the end of the final message; a noncharacter, so nobody
 class ChatTemplate:
     """A compiled template. Any number of threads may render it at once.
 
+    source          in Jinja's language
     special_tokens  names and texts, e.g. {"bos_token": "<s>"}: variables of the template
     now             the clock behind `strftime_now`
     """
@@ -50,6 +51,7 @@ class ChatTemplate:
         self, source: str, *, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
     ) -> None:
         """Raises StartupError if the template does not compile."""
+        self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _Environment(now).from_string(source)

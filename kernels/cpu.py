@@ -46,7 +46,8 @@ class CpuKernels:
 
     def __init__(self, threads: int, library: Path | None = None) -> None:
         """Raises build.BuildError if there is no `library` and none can be built."""
-        lib = ctypes.CDLL(str(library or build_library()))
+        library = library or build_library()
+        lib = ctypes.CDLL(str(library))
         lib.trunkline_pool_create.restype = c_void_p
         lib.trunkline_pool_create.argtypes = [c_int]
         lib.trunkline_pool_threads.argtypes = lib.trunkline_pool_destroy.argtypes = [c_void_p]
@@ -65,6 +66,7 @@ class CpuKernels:
         self.threads: int = lib.trunkline_pool_threads(self._pool)
         self.activation_dtype = torch.float32
         self.auto_dtype = torch.float16
+        self.numerics = f"cpu {library.stem}"  # the stem is a digest of sources, flags and compiler
         self.description = f"{self.threads} thread{'s' * (self.threads != 1)}, compiled kernels for {detect_target()}"
 
     def supports_head_dim(self, head_dim: int) -> bool:

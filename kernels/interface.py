@@ -106,12 +106,14 @@ class Kernels(Protocol):
     """One implementation of every operation.
 
     description        for people, e.g. "2 threads, compiled kernels for avx2"
+    numerics           names how results come about and what a page looks like inside; equal only if both are, bit by bit
     activation_dtype   of everything but weights, ids and KV pages
     auto_dtype         how weights are stored if nobody says
     page_sizes         the page sizes that `allocate_kv` takes; empty: any
     """
 
     description: str
+    numerics: str
     activation_dtype: torch.dtype
     auto_dtype: torch.dtype
     page_sizes: tuple[int, ...]

@@ -22,6 +22,7 @@ class ReferenceKernels:
         self.activation_dtype = activation_dtype
         self.auto_dtype = torch.float32
         self.description = f"torch kernels: {why}" if why else "torch kernels"
+        self.numerics = f"reference {activation_dtype} torch-{torch.__version__}"
 
     def supports_head_dim(self, head_dim: int) -> bool:
         return True

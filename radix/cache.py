@@ -6,24 +6,30 @@
     ...                                                           # compute the rest into lease.pages
     cache.commit(lease, prompt, num_computed, after_step=step)    # others may share what is computed
     cache.release(lease, after_step=step)                         # the end, however it came
+    cache.tick(now)                                               # between these: what time it is, in seconds
 
 A page always has exactly one owner: the free list, one node of the tree, the private pages of one lease, or the wait
 for a step in flight. A lease says which pages it holds; nothing is ever worked out from lengths.
 
-One thread uses a cache, and nothing in it depends on a clock or on hash order: the same calls give the same pages.
+One thread uses a cache. It reads no clock and depends on no hash order: the same calls give the same pages.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
 from trunkline.radix import inspection
+from trunkline.radix.continuation import continuation
 from trunkline.radix.events import Event, Namespace
+from trunkline.radix.eviction import Order, PerTenant, make_order
+from trunkline.radix.ghosts import ADMISSION, FLUSH, GROWTH, QUOTA, Ghost, Ghosts
+from trunkline.radix.lease import Lease
+from trunkline.radix.node import TOKEN_BYTES, Node, Trimmed
 from trunkline.radix.pages import Int32, Owned, PagePool
-from trunkline.radix.tree import TOKEN_BYTES, Node, RadixTree
+from trunkline.radix.pins import Pin, Pins
+from trunkline.radix.tree import RadixTree
 
-__all__ = ["Event", "Lease", "Match", "Namespace", "PrefixCache", "Stats"]
+__all__ = ["Event", "Ghost", "Lease", "Match", "Namespace", "Pin", "PrefixCache", "Stats"]
 
 
 class Match(NamedTuple):
@@ -42,75 +48,31 @@ class Stats(NamedTuple):
     """Where the pages are: the first five sum up to the pool."""
 
     free: int  # nobody's
-    tree_evictable: int  # in the tree, and no lease needs them
-    tree_locked: int  # in the tree, and shared by one lease or more
+    tree_evictable: int  # in the tree, and no lease or pin holds them
+    tree_locked: int  # in the tree, and held by leases or pins
     leased: int  # private to a lease
     in_flight: int  # given back, but a step that may touch them has yet to finish
     evicted_pages_total: int  # since the start
     nodes: int  # of the tree
-
-
-class Lease:
-    """The pages that one request holds, in the order of its tokens: first those of the tree, then its own.
-
-    namespace    whose tokens they are
-    node         where the shared pages end
-    pages        int32 [num_pages], read-only. A view: what must outlive the next call on this lease is copied
-    num_shared   pages of the tree, which others may hold, too
-    num_private  pages of this lease alone
-    released     True once it holds nothing any more
-    """
-
-    __slots__ = ("_buffer", "_view", "namespace", "node", "num_pages", "num_shared", "released")
-
-    def __init__(self, namespace: Namespace, node: Node, shared: Int32, private: Int32) -> None:
-        self.namespace = namespace
-        self.node = node
-        self.num_shared = len(shared)
-        self.num_pages = len(shared) + len(private)
-        self.released = False
-        self._hold(np.concatenate((shared, private)))
-
-    @property
-    def pages(self) -> Int32:
-        return self._view[: self.num_pages]
-
-    @property
-    def num_private(self) -> int:
-        return self.num_pages - self.num_shared
-
-    def append(self, private: Int32) -> None:
-        """Add pages at the end; amortized O(len(private)). The cache's to call, like all that changes a lease."""
-        start, self.num_pages = self.num_pages, self.num_pages + len(private)
-        if self.num_pages > len(self._buffer):
-            longer = np.empty(2 * self.num_pages, np.int32)
-            longer[:start] = self._buffer[:start]
-            self._hold(longer)
-        self._buffer[start : self.num_pages] = private
-
-    def share(self, node: Node, canonical: Int32) -> None:
-        """The next private pages are the tree's now, under these ids, and end at `node`."""
-        start, self.num_shared = self.num_shared, self.num_shared + len(canonical)
-        self._buffer[start : self.num_shared] = canonical
-        self.node = node
-
-    def end(self) -> None:
-        """Hold nothing any more."""
-        self.num_shared = self.num_pages = 0
-        self.released = True
-
-    def _hold(self, buffer: Int32) -> None:
-        self._buffer = buffer
-        self._view = buffer.view()
-        self._view.flags.writeable = False
+    pinned: int = 0  # of those locked: that pins hold
 
 
 class PrefixCache:
-    """Tree, pool and leases of one device.
+    """Tree, pool, leases and pins of one device.
 
     num_pages, page_size  of the pool; a page holds page_size tokens
     enabled               False: nothing is ever shared, and leases are all private
     tree, pool            to be looked at; only the cache changes them
+    ghosts                what was evicted (ghosts.py). Of a tail that was cut off, its node remembers: `Node.trimmed`
+    now                   seconds, as last told by `tick`
+    tenant_pages          pages in the tree by tenant, those that have any
+
+    Two hooks, None unless set. They may look at the tree; they must neither raise nor call what changes it.
+
+    on_evicted(node, first, pages)  pages [first:] of `node` are about to leave the tree to make room, or because their
+                                    tenant has more than its share; not when they are flushed. Until the next step is
+                                    planned, what they hold stays on the device
+    on_reused(node)                 a second request uses `node`: its hits have become 1
     """
 
     def __init__(
@@ -119,16 +81,42 @@ class PrefixCache:
         num_pages: int,
         page_size: int,
         enabled: bool = True,
+        eviction_policy: str = "lru",
+        tenant_share: float = 1.0,
+        max_pinned_share: float = 0.25,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        """`on_event` hears of every page that enters or leaves the tree (events.py). It must not raise or call back."""
+        """`on_event` hears of every page that enters or leaves the tree (events.py). It must not raise or call back.
+
+        eviction_policy   one of config.EVICTION_POLICIES (eviction.py)
+        tenant_share      of num_pages: what one tenant may have in the tree, pages in use left aside
+        max_pinned_share  of num_pages: what one tenant may pin; all tenants together, twice that (pins.py)
+        """
         self.page_size = page_size
         self.enabled = enabled
-        self.tree = RadixTree(page_size, on_event)
         self.pool = PagePool(num_pages)
+        self._orders: PerTenant | None = None
+        self._max_tenant_pages = int(tenant_share * num_pages)
+        order = make_order(eviction_policy, num_pages)
+        if tenant_share < 1:
+            own_order = partial(make_order, eviction_policy, self._max_tenant_pages)
+            order = self._orders = PerTenant(order, own_order)
+        self.tree = RadixTree(page_size, on_event, order)
+        self.ghosts = Ghosts()
+        self.now = 0.0
+        self.tenant_pages: dict[str, int] = {}
+        self.on_evicted: Callable[[Node, int, Int32], None] | None = None
+        self.on_reused: Callable[[Node], None] | None = None
         self.evicted_pages_total = 0
+        self._pins = Pins(self.tree, page_size, int(max_pinned_share * num_pages))
         self._num_leased = 0
         self._leases: dict[Lease, None] = {}  # all that aren't released, oldest first
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds, and never earlier than before: pins that are due end."""
+        self.now = now
+        for pin in self._pins.due(now):
+            self._end(pin)
 
     @property
     def num_pages(self) -> int:
@@ -143,6 +131,10 @@ class PrefixCache:
     def in_flight(self) -> int:
         """Pages that will be available once the steps in flight are done."""
         return self.pool.num_waiting
+
+    def num_pages_of(self, num_tokens: int) -> int:
+        """Pages that `num_tokens` tokens take."""
+        return -(-num_tokens // self.page_size)
 
     # ---- before a request runs
 
@@ -168,22 +160,46 @@ class PrefixCache:
         """The name of the matched prefix outside this process, 16 bytes (events.py)."""
         return self.tree.prefix_hash(match.node)
 
-    def admit(self, match: Match, num_new_pages: int) -> Lease | None:
+    def admit(self, match: Match, num_new_pages: int, priority: int = 0) -> Lease | None:
         """Lease the matched pages and `num_new_pages` private ones, evicting if need be. All or nothing.
+
+        priority  of the request; lower is more urgent. The prefix, and what the lease adds, count as used by it
 
         None if they don't fit, or if the match is no longer valid: match anew before the next attempt. Nothing was
         evicted or locked then, though the prefix may count as used again.
         """
         if not self.is_valid(match):
             return None
-        self.tree.lock(match.node)  # first, so that making room never takes the prefix itself
-        private = self._take(num_new_pages)
+        lease = self._lease(match.namespace, priority, match.node, num_new_pages)
+        if lease is not None:
+            self._count_hit(lease)
+        return lease
+
+    def fork(self, lease: Lease, num_private: int) -> Lease | None:
+        """Another lease on the same shared pages, with `num_private` pages of its own. All or nothing, as in `admit`.
+
+        It is the same request, so nothing counts as hit. Raises ValueError if the lease is released.
+        """
+        self._check_live(lease)
+        return self._lease(lease.namespace, lease.priority, lease.node, num_private)
+
+    def _lease(self, namespace: Namespace, priority: int, node: Node, num_private: int) -> Lease | None:
+        self.tree.lock(node)  # first, so that making room never takes the prefix itself
+        private = self._take(num_private, ADMISSION)
         if private is None:
-            self.tree.unlock(match.node)
+            self.tree.unlock(node)
             return None
-        lease = Lease(match.namespace, match.node, self.tree.page_ids(match.node), private)
+        lease = Lease(namespace, priority, node, self.tree.page_ids(node), private)
         self._leases[lease] = None
         return lease
+
+    def _count_hit(self, lease: Lease) -> None:
+        for node in self.tree.path(lease.node):
+            node.hits += 1
+            node.last_used = self.now
+            node.urgency = min(node.urgency, lease.priority)
+            if node.hits == 1 and self.on_reused is not None:
+                self.on_reused(node)
 
     # ---- while it runs
 
@@ -193,7 +209,7 @@ class PrefixCache:
         Raises ValueError if the lease is released.
         """
         self._check_live(lease)
-        private = self._take(num_new_pages)
+        private = self._take(num_new_pages, GROWTH)
         if private is None:
             return False
         lease.append(private)
@@ -230,15 +246,39 @@ class PrefixCache:
         node, num_present = self.tree.insert(lease.node, tokens, own)
         self.tree.lock(node)
         above = lease.node
+        for used in self.tree.path(node):
+            if used is above:
+                break
+            used.last_used = self.now
+            used.urgency = min(used.urgency, lease.priority)
         lease.share(node, self.tree.page_ids(node, shared))
         self.tree.unlock(above)
-        self.tree.join(above)
+        self._join(above)
         self._num_leased -= whole - shared
+        self._count_tenant(lease.namespace.tenant, len(own) - num_present)
         self.pool.give_back(own[:num_present], after_step=after_step)
+        self._keep_share(lease.namespace.tenant)
         return whole - shared
 
-    def release(self, lease: Lease, *, after_step: int) -> None:
+    def continuation(self, lease: Lease, tokens: bytes, num_tokens: int, limit: int) -> bytes:
+        """Tokens that followed the first `num_tokens` tokens of a lease before, in another request: a guess.
+
+        tokens      int32 little-endian, from the first token of the request on
+        num_tokens  at least those that the lease shares
+        limit       at most this many
+
+        Returns int32 little-endian, b"" if nothing is known. Nothing counts as used. Bounded work.
+        """
+        self._check_live(lease)
+        self._check_length(tokens, num_tokens)
+        known = tokens[lease.num_shared * self.tree.page_bytes : num_tokens * TOKEN_BYTES]
+        return continuation(lease.node, known, limit * TOKEN_BYTES, self.tree.page_bytes)
+
+    def release(self, lease: Lease, *, after_step: int, tail: bytes = b"") -> None:
         """End a lease in whatever state it is; again does nothing. What isn't committed by now won't be shared.
+
+        tail  int32 little-endian: the tokens known after the shared pages. Up to a page of them is kept, though not
+              their KV, so that a `continuation` doesn't stop at the last whole page
 
         Private pages are free once `after_step` is done, the last step planned with this lease. Shared pages can be
         evicted at once: steps run in order, so the step in flight has read them before a later one writes to them.
@@ -247,28 +287,134 @@ class PrefixCache:
             return
         self.pool.give_back(lease.pages[lease.num_shared :], after_step=after_step)
         self._num_leased -= lease.num_private
+        if tail and self.enabled:
+            lease.node.tail = tail[: self.tree.page_bytes]
         self.tree.unlock(lease.node)
         del self._leases[lease]
         lease.end()
+        self._keep_share(lease.namespace.tenant)
 
     def step_done(self, step: int) -> None:
         """Free the pages that waited for `step` or an earlier one."""
         self.pool.step_done(step)
 
-    # ---- by hand
+    # ---- pins
 
-    def evict(self, num_pages: int) -> int:
-        """Free up to `num_pages` pages of the tree, least recently used first; how many there were."""
-        runs = self.tree.evict(num_pages)
+    def pin(self, prefix: Match | Lease, until: float) -> Pin:
+        """Keep a matched prefix, or the shared pages of a lease, from eviction until a time, in seconds (pins.py).
+
+        If the tenant has pinned this prefix already, that pin goes on until the later time. Raises PinRefused, a
+        RequestError, and changes nothing, if the prefix is shorter than a page or the tenant's share is used up;
+        ValueError if the match is no longer valid or the lease released.
+        """
+        if isinstance(prefix, Lease):
+            self._check_live(prefix)
+        elif not self.is_valid(prefix):
+            raise ValueError("the match is out of date, some of it was evicted: match the prompt again")
+        return self._pins.pin(prefix.namespace, prefix.node, until)
+
+    def unpin(self, pin_id: int, tenant: str | None = None) -> bool:
+        """End a pin, if there is one of this id (and tenant, if given). False: there is none."""
+        pin = self._pins.get(pin_id)
+        if pin is None or tenant not in (None, pin.namespace.tenant):
+            return False
+        self._end(pin)
+        return True
+
+    def pins(self, tenant: str | None = None) -> list[Pin]:
+        """The pins of one tenant, or all, oldest first."""
+        return self._pins.of(tenant)
+
+    def yield_pins(self, num_pages: int) -> int:
+        """End pins, those that end soonest first, until so many pages are available; how many pins that took.
+
+        For when nothing runs and a request still doesn't fit: so pins never block the cache for good.
+        """
+        num_ended = 0
+        for pin in self._pins.by_end():
+            if self.available >= num_pages:
+                break
+            self._end(pin)
+            num_ended += 1
+        return num_ended
+
+    def _end(self, pin: Pin) -> None:
+        self._pins.unpin(pin)
+        self._keep_share(pin.namespace.tenant)
+
+    # ---- evicting
+
+    def evict(self, num_pages: int, cause: str = ADMISSION) -> int:
+        """Free up to `num_pages` pages of the tree, the least valuable first; how many there were.
+
+        cause  one of ghosts.CAUSES: what is remembered as the reason
+        """
+        return self._free(self.tree.evict(num_pages, partial(self._leaving, cause)))
+
+    def flush(self, which: Callable[[Namespace], bool] | None = None) -> int:
+        """Free all pages of the tree, or of the namespaces that `which` holds for; how many there were.
+
+        Pages that a lease or a pin holds stay.
+        """
+        return self._free(self.tree.clear(which or (lambda _: True), partial(self._leaving, FLUSH)))
+
+    def ghost(self, node: Node, after: bytes) -> Ghost | None:
+        """What became of the last page of `after`, tokens that once followed `node`; None: never evicted, or forgotten.
+
+        To be asked only where the tree doesn't have that page.
+        """
+        if node.trimmed is not None and node.trimmed.page == after:
+            return node.trimmed.ghost
+        return self.ghosts.get(self.tree.path_hash(node, after)) if len(self.ghosts) else None
+
+    def _take(self, num_pages: int, cause: str) -> Int32 | None:
+        """Private pages, evicting if need be. None if there aren't as many; nothing was evicted then."""
+        if num_pages > self.available:
+            return None
+        self.evict(num_pages - self.pool.num_free, cause)
+        pages = self.pool.take(num_pages)
+        self._num_leased += num_pages
+        return pages
+
+    def _leaving(self, cause: str, node: Node, first: int) -> None:
+        """Pages [first:] of `node` are about to leave the tree."""
+        if self.on_evicted is not None and cause != FLUSH:
+            self.on_evicted(node, first, node.pages[first:])
+        start = first * self.tree.page_bytes
+        page, ghost = node.tokens[start : start + self.tree.page_bytes], Ghost(self.now, cause)
+        if first:
+            node.trimmed = Trimmed(page, ghost)
+        else:
+            self.ghosts.add(self.tree.path_hash(node.parent, page), ghost)
+        self._count_tenant(node.namespace.tenant, first - len(node.pages))
+
+    def _free(self, runs: list[Int32]) -> int:
         for run in runs:
             self.pool.give_back(run)
         num_evicted = sum(len(run) for run in runs)
         self.evicted_pages_total += num_evicted
         return num_evicted
 
-    def flush(self) -> int:
-        """Free all pages of the tree that no lease holds; how many there were."""
-        return self.evict(self.tree.num_evictable)
+    def _keep_share(self, tenant: str) -> None:
+        """Evict what a tenant has above its share, of its own pages that nobody uses."""
+        order: Order | None = self._orders.of(tenant) if self._orders is not None else None
+        excess = self.tenant_pages.get(tenant, 0) - self._max_tenant_pages
+        if order is not None and excess > 0:
+            self._free(self.tree.evict(excess, partial(self._leaving, QUOTA), order))
+
+    def _count_tenant(self, tenant: str, num_pages: int) -> None:
+        """So many pages of a tenant have entered the tree, or fewer than none."""
+        count = self.tenant_pages.get(tenant, 0) + num_pages
+        if count:
+            self.tenant_pages[tenant] = count
+        else:
+            self.tenant_pages.pop(tenant, None)
+
+    def _join(self, above: Node) -> None:
+        """Undo a split that nobody needs, and keep what its upper half remembers of pages evicted from behind it."""
+        self.tree.join(above)
+        if not above.depth and above.trimmed is not None:
+            self.ghosts.add(self.tree.path_hash(above, above.trimmed.page), above.trimmed.ghost)
 
     # ---- looking at it
 
@@ -282,7 +428,12 @@ class PrefixCache:
             in_flight=self.pool.num_waiting,
             evicted_pages_total=self.evicted_pages_total,
             nodes=self.tree.num_nodes,
+            pinned=self._pins.num_pages,
         )
+
+    def leases(self) -> Iterator[Lease]:
+        """All that aren't released, oldest first."""
+        return iter(self._leases)
 
     def show(self) -> str:
         """The tree, drawn (inspection.py)."""
@@ -292,7 +443,10 @@ class PrefixCache:
         """Audit everything, O(num_pages). Raises AssertionError, in words, at the first thing that is wrong."""
         inspection.check(self.tree)
         self.pool.check(self._owned())
+        self._pins.check()
         own_locks: dict[Node, int] = {}
+        for pin in self._pins.of():
+            own_locks[pin.node] = own_locks.get(pin.node, 0) + 1
         for lease in self._leases:
             own_locks[lease.node] = own_locks.get(lease.node, 0) + 1
             ids = self.tree.page_ids(lease.node).tolist()
@@ -300,13 +454,18 @@ class PrefixCache:
                 f"a lease takes {lease.pages[: lease.num_shared].tolist()} for its shared pages, but the tree has {ids}"
             )
         for node in (*self.tree.roots(), *self.tree.nodes()):
-            leases = own_locks.pop(node, 0)
-            assert node.own_locks == leases, (
-                f"{node.own_locks} locks at depth {node.depth}, but {leases} leases end there"
+            holders = own_locks.pop(node, 0)
+            assert node.own_locks == holders, (
+                f"{node.own_locks} locks at depth {node.depth}, but {holders} leases and pins end there"
             )
-        assert not own_locks, f"{len(own_locks)} leases end at nodes that left the tree"
+        assert not own_locks, f"{len(own_locks)} leases and pins end at nodes that left the tree"
         leased = sum(lease.num_private for lease in self._leases)
         assert self._num_leased == leased, f"{self._num_leased} private pages are counted, but leases have {leased}"
+        tenant_pages: dict[str, int] = {}
+        for node in self.tree.nodes():
+            tenant = node.namespace.tenant
+            tenant_pages[tenant] = tenant_pages.get(tenant, 0) + len(node.pages)
+        assert self.tenant_pages == tenant_pages, f"tenants' pages are {tenant_pages}, counted as {self.tenant_pages}"
 
     def _owned(self) -> Iterator[Owned]:
         for node in self.tree.nodes():
@@ -315,15 +474,6 @@ class PrefixCache:
             yield Owned(f"lease {number}, {lease.num_shared} shared pages", lease.pages[lease.num_shared :])
 
     # ---- helpers
-
-    def _take(self, num_pages: int) -> Int32 | None:
-        """Free pages, evicted if need be; None, and nothing evicted, if there are too few."""
-        if num_pages > self.available:
-            return None
-        self.evict(num_pages - self.pool.num_free)
-        pages = self.pool.take(num_pages)
-        self._num_leased += num_pages
-        return pages
 
     def _check_length(self, tokens: bytes, num_tokens: int) -> None:
         if len(tokens) < num_tokens * TOKEN_BYTES:

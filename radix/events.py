@@ -8,15 +8,24 @@ A prefix hash names everything up to the end of one page: whose it is, and all i
 Of every SHA-256 the first 128 bits are kept. Equal hashes mean equal prefixes, in every process and on every machine.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 HASH_BYTES = 16
 
-Namespace = Hashable
-"""Whose KV it is: a tuple such as (weights fingerprint, adapter, salt), of str, bytes, int and None, so that its repr
-says all that == compares. Never joined into one string: ("a", "bc") and ("ab", "c") are different."""
+
+class Namespace(NamedTuple):
+    """Whose KV it is. Never joined into one string: ("a", "bc") and ("ab", "c") are different."""
+
+    weights: str = ""  # fingerprint of the checkpoint and of how it is computed; "" where KV never leaves the process
+    adapter: str = ""  # digest of a LoRA adapter
+    tenant: str = ""  # whose requests
+    salt: str = ""  # within a tenant, the caller's own division
+
+
+NOBODY = Namespace()
+"""One for all: where there are no weights, adapters or tenants to tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ Event = Stored | Removed
 
 def root_hash(namespace: Namespace) -> bytes:
     """The prefix hash of no tokens at all: HASH_BYTES bytes."""
-    return sha256(ascii(namespace).encode("ascii")).digest()[:HASH_BYTES]
+    return sha256(ascii(tuple(namespace)).encode("ascii")).digest()[:HASH_BYTES]
 
 
 def chain(parent: bytes, tokens: bytes, page_bytes: int) -> bytes:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trunkline.radix.events import HASH_BYTES
+from trunkline.radix.events import HASH_BYTES, Namespace
 from trunkline.radix.tree import TOKEN_BYTES, Node, RadixTree, Root
 
 LONGEST_DRAWN = 4  # pages; longer runs are drawn with a gap
@@ -11,7 +11,7 @@ LONGEST_DRAWN = 4  # pages; longer runs are drawn with a gap
 def draw(tree: RadixTree) -> str:
     """The tree as at the top of tree.py. #1 is evicted first; ×2 means that a node is locked twice for itself.
 
-    'demo'
+    tenant='demo'
     └─ 1 2|3 4 → 0 1  locked
        ├─ 5 6 → 2  #1
        └─ 9 9 → 3  locked ×2
@@ -23,7 +23,7 @@ def draw(tree: RadixTree) -> str:
         node, branch, margin = stack.pop()
         locked = f"  locked ×{node.own_locks}" if node.own_locks else "  locked"
         if isinstance(node, Root):
-            lines.append(f"{node.namespace!r}{locked if node.own_locks else ''}")
+            lines.append(f"{named(node.namespace)}{locked if node.own_locks else ''}")
         else:
             lines.append(f"{branch}{describe(tree, node)}{locked if node.locks else f'  {turns[node]}'}")
         below = [(child, f"{margin}├─ ", f"{margin}│  ") for child in node.children.values()]
@@ -31,6 +31,12 @@ def draw(tree: RadixTree) -> str:
             below[-1] = (below[-1][0], f"{margin}└─ ", f"{margin}   ")
         stack.extend(reversed(below))
     return "\n".join(lines)
+
+
+def named(namespace: Namespace) -> str:
+    """`tenant='a' salt='b'`: the fields that aren't empty."""
+    fields = [f"{field}={value!r}" for field, value in namespace._asdict().items() if value]
+    return " ".join(fields) or "nobody"
 
 
 def describe(tree: RadixTree, node: Node) -> str:
@@ -52,7 +58,7 @@ def check(tree: RadixTree) -> None:
         _check_node(tree, node, evictable)
     for root in tree.roots():
         assert root.locks == 1 + root.own_locks + _locked_children(root), (
-            f"the root of {root.namespace!r} miscounts locks"
+            f"the root of {named(root.namespace)} miscounts locks"
         )
 
     passed = set()
@@ -82,6 +88,13 @@ def _check_node(tree: RadixTree, node: Node, evictable: set[Node]) -> None:
     assert node.parent.children.get(first_page) is node, f"{name} is not where its parent looks for it"
     assert node.locks == node.own_locks + _locked_children(node), f"{name} counts {node.locks} locks"
     assert (node.locks == 0) == (node in evictable), f"{name} has {node.locks} locks, and may it be evicted or not?"
+    assert node.hits <= node.parent.hits or isinstance(node.parent, Root), f"{name} has more hits than its parent"
+    assert node.urgency >= node.parent.urgency or isinstance(node.parent, Root), (
+        f"{name} is more urgent than its parent"
+    )
+    assert node.namespace == node.parent.namespace, f"{name} is of {named(node.namespace)}, and its parent isn't"
+    assert len(node.tail) <= tree.page_bytes, f"{name} remembers {len(node.tail)} bytes of what followed, over a page"
+    assert node.trimmed is None or node.trimmed.page not in node.children, f"{name} has again what was cut off"
     assert len(node.hashes) in (0, len(node.pages) * HASH_BYTES), f"{name} has hashes of other pages"
 
 

@@ -5,13 +5,13 @@ Token ids only; no text, no clock, no requests. It says which pages it lets go; 
 A node is a run of whole pages. Drawn as inspection.py does, page size 2: tokens by page, → the page that holds each.
 One prompt was read, `1 2|3 4|5 6`. #1 is the first node to be evicted:
 
-    'demo'
+    tenant='demo'
     └─ 1 2|3 4|5 6 → 0 1 2  #1
 
 A second prompt, `1 2|3 4|9 9`, shares two pages. The run is split, and only the page that differs is new. What was not
 used again is still the first to be evicted:
 
-    'demo'
+    tenant='demo'
     └─ 1 2|3 4 → 0 1  #3
        ├─ 5 6 → 2  #1
        └─ 9 9 → 3  #2
@@ -19,69 +19,31 @@ used again is still the first to be evicted:
 Two requests go on from the second prompt, and one from `1 2|3 4`. Each locks the node where its shared pages end (×2,
 ×1). A locked node locks its parent, all the way up, so no path breaks under a request. Only `5 6` may be evicted:
 
-    'demo'
+    tenant='demo'
     └─ 1 2|3 4 → 0 1  locked ×1
        ├─ 5 6 → 2  #1
        └─ 9 9 → 3  locked ×2
 
 Why it is fast: a node's tokens are one `bytes`, so following it is one dict look-up by its first page and one memcmp,
-whatever its length. Locking climbs only to the first locked ancestor. Evicting pops the front of an ordered dict: using
-a node moves its path to the back, bottom first, so every node stands before its parent, and the front is always a leaf.
+whatever its length. Locking climbs only to the first locked ancestor. Evicting pops the front of an ordered dict, which
+is always a leaf (eviction.py).
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from trunkline.radix.events import HASH_BYTES, Event, Namespace, Removed, Stored, chain, root_hash
+from trunkline.radix.events import HASH_BYTES, Event, Namespace, Removed, Stored, chain
+from trunkline.radix.eviction import Lru, Order
+from trunkline.radix.node import TOKEN_BYTES, Node, Root
 from trunkline.radix.pages import Int32
 
-TOKEN_BYTES = 4  # a token id is an int32, little-endian
+__all__ = ["TOKEN_BYTES", "Inserted", "Node", "RadixTree", "Root"]
 
-
-class Node:
-    """A run of whole pages, and the place in the tree where it ends.
-
-    tokens     bytes of int32, little-endian: page_size · 4 bytes a page
-    pages      int32 [pages of the run]: the page that holds each
-    depth      pages from the root to the end of this run; 0 at a root, and once the node has left the tree
-    parent     the node that this run continues; a Root has none
-    children   by the tokens of their first page, in order of arrival
-    own_locks  how often `lock` was called for this very node
-    locks      own_locks + the children that have locks. 0: may be evicted
-    hashes     the prefix hash at the end of each page of the run (events.py), in one string; b"" until asked for
-
-    A node and its depth name one prefix for good. A split or a join moves neither the end of a node nor what comes
-    before it; eviction lowers the depth, and nothing raises it.
-    """
-
-    __slots__ = ("children", "depth", "hashes", "locks", "own_locks", "pages", "parent", "tokens")
-
-    parent: "Node"
-
-    def __init__(self, tokens: bytes, pages: Int32, depth: int) -> None:
-        self.tokens = tokens
-        self.pages = pages
-        self.depth = depth
-        self.children: dict[bytes, Node] = {}
-        self.own_locks = 0
-        self.locks = 0
-        self.hashes = b""
-
-
-class Root(Node):
-    """Where a namespace begins. It has no pages, and one lock that is never undone: every climb stops here."""
-
-    __slots__ = ("__weakref__", "namespace")
-
-    def __init__(self, namespace: Namespace) -> None:
-        super().__init__(b"", np.empty(0, np.int32), 0)
-        self.namespace = namespace
-        self.hashes = root_hash(namespace)
-        self.locks = 1
+Leaving = Callable[[Node, int], None]
+"""Told of a node, and of the first of its pages that is about to leave the tree with all after it."""
 
 
 class Walk(NamedTuple):
@@ -137,8 +99,13 @@ class RadixTree:
                                                                      └─ 9 → 7
     """
 
-    def __init__(self, page_size: int, on_event: Callable[[Event], None] | None = None) -> None:
-        """`on_event` is told of all pages that come and go. It must neither raise nor call back into the tree."""
+    def __init__(
+        self, page_size: int, on_event: Callable[[Event], None] | None = None, order: Order | None = None
+    ) -> None:
+        """`on_event` is told of all pages that come and go. It must neither raise nor call back into the tree.
+
+        `order` says what is evicted first, `Lru()` if it isn't given.
+        """
         if page_size < 1:
             raise ValueError(f"a page of {page_size} tokens holds nothing: it needs at least 1")
         self.num_evictable = 0
@@ -146,7 +113,7 @@ class RadixTree:
         self.num_nodes = 0
         self.page_bytes = page_size * TOKEN_BYTES
         self._on_event = on_event
-        self._lru: OrderedDict[Node, None] = OrderedDict()  # nodes without locks, first to be evicted first
+        self._order: Order = Lru() if order is None else order
         # Namespaces come and go without end. A root lives as long as anything below it, or a match, points to it.
         self._roots: WeakValueDictionary[Namespace, Root] = WeakValueDictionary()
 
@@ -195,7 +162,7 @@ class RadixTree:
         bottom.own_locks += 1
         while not node.locks:  # the first lock of each locks its parent, too
             node.locks = 1
-            del self._lru[node]
+            self._order.remove(node)
             node = node.parent
         node.locks += 1
         self._count_locked(bottom.depth - node.depth)
@@ -208,7 +175,7 @@ class RadixTree:
         bottom.own_locks -= 1
         while node.locks == 1:  # the last lock of each unlocks its parent, too
             node.locks = 0
-            self._lru[node] = None
+            self._order.add(node)
             node = node.parent
         node.locks -= 1
         self._count_locked(node.depth - bottom.depth)
@@ -217,11 +184,14 @@ class RadixTree:
         """Undo a split that nobody needs: a node in which no lock ends becomes part of its only child.
 
         So the path of a request that adds page after page stays one long run. Only for a locked node: without locks,
-        parent and child may have been used at different times.
+        parent and child may have been used at different times. Both must have been used by the same requests.
         """
         if upper.own_locks or len(upper.children) != 1 or isinstance(upper, Root):
             return
         (lower,) = upper.children.values()
+        if lower.hits != upper.hits or lower.urgency != upper.urgency:
+            return
+        lower.last_used = max(upper.last_used, lower.last_used)
         lower.hashes = upper.hashes + lower.hashes if lower.hashes else b""
         lower.tokens = upper.tokens + lower.tokens
         lower.pages = np.concatenate((upper.pages, lower.pages))
@@ -230,25 +200,26 @@ class RadixTree:
         upper.depth = 0
         self.num_nodes -= 1
 
-    def evict(self, num_pages: int) -> list[Int32]:
-        """Remove up to `num_pages` evictable pages: what was used least recently, and of that the tail first.
+    def evict(self, num_pages: int, leaving: Leaving | None = None, order: Order | None = None) -> list[Int32]:
+        """Remove up to `num_pages` evictable pages: the first of the order, and of a run its tail first.
+
+        leaving  told of pages just before they go
+        order    of the nodes to choose from, that of all nodes if it isn't given
 
         Returns the runs of pages removed. Never more pages than asked for; fewer only if no more are evictable.
         """
+        order = self._order if order is None else order
         runs = []
-        while num_pages > 0 and self._lru:
-            leaf = next(iter(self._lru))
-            keep = max(0, len(leaf.pages) - num_pages)
-            run = leaf.pages[keep:]
-            self._tell(Removed, leaf, keep)
-            if keep:
-                self._trim(leaf, keep)
-            else:
-                self._remove(leaf)
-            self.num_evictable -= len(run)
+        while num_pages > 0 and (leaf := order.first()) is not None:
+            run = self._cut(leaf, max(0, len(leaf.pages) - num_pages), leaving)
             num_pages -= len(run)
             runs.append(run)
         return runs
+
+    def clear(self, which: Callable[[Namespace], bool], leaving: Leaving | None = None) -> list[Int32]:
+        """Remove all evictable pages of the namespaces for which `which` holds; returns the runs removed."""
+        nodes = [node for node in self.nodes() if not node.locks and which(node.namespace)]
+        return [self._cut(node, 0, leaving) for node in reversed(nodes)]  # children before their parents
 
     # ---- naming
 
@@ -262,6 +233,24 @@ class RadixTree:
             child.hashes = chain(child.parent.hashes[-HASH_BYTES:], child.tokens, self.page_bytes)
             node = child
         return node.hashes[-HASH_BYTES:]
+
+    def path_hash(self, node: Node, after: bytes) -> bytes:
+        """A hash of everything up to the end of `after`, which are tokens that follow `node`: HASH_BYTES bytes.
+
+        It tells prefixes apart as prefix hashes do, but is known inside only: one SHA-256 over the namespace and all
+        tokens, for a twentieth of what a chain with a link for each page costs. Up to `node` it is computed once.
+        """
+        unread = []
+        while node.sha is None:
+            unread.append(node)
+            node = node.parent
+        sha = node.sha
+        for node in reversed(unread):
+            node.sha = sha = sha.copy()
+            sha.update(node.tokens)
+        sha = sha.copy()
+        sha.update(after)
+        return sha.digest()[:HASH_BYTES]
 
     # ---- the steps of the operations above
 
@@ -302,7 +291,8 @@ class RadixTree:
     def _split(self, lower: Node, num_pages: int) -> Node:
         """Cut a run after `num_pages`; returns the new upper part. `lower` ends where it did and keeps its locks."""
         cut = num_pages * self.page_bytes
-        upper = Node(lower.tokens[:cut], lower.pages[:num_pages].copy(), lower.parent.depth + num_pages)
+        depth = lower.parent.depth + num_pages
+        upper = Node(lower.namespace, lower.tokens[:cut], lower.pages[:num_pages].copy(), depth)
         upper.parent = lower.parent
         upper.parent.children[upper.tokens[: self.page_bytes]] = upper
         upper.hashes = lower.hashes[: num_pages * HASH_BYTES]
@@ -311,19 +301,22 @@ class RadixTree:
         lower.pages = lower.pages[num_pages:].copy()
         lower.parent = upper
         upper.children[lower.tokens[: self.page_bytes]] = lower
+        upper.hits, upper.last_used, upper.urgency = lower.hits, lower.last_used, lower.urgency
         if lower.locks:
             upper.locks = 1
         else:
-            self._lru[upper] = None
+            self._order.split(upper, lower)
         self.num_nodes += 1
         return upper
 
     def _add(self, parent: Node, tokens: bytes, pages: Int32) -> Node:
         """A new child, without locks. The caller touches it."""
-        child = Node(tokens, pages, parent.depth + len(pages))
+        child = Node(parent.namespace, tokens, pages, parent.depth + len(pages))
         child.parent = parent
         parent.children[tokens[: self.page_bytes]] = child
-        self._lru[child] = None
+        if parent.trimmed is not None and tokens.startswith(parent.trimmed.page):
+            parent.trimmed = None
+        self._order.add(child)
         self.num_evictable += len(pages)
         self.num_nodes += 1
         self._tell(Stored, child, 0)
@@ -332,19 +325,33 @@ class RadixTree:
     def _touch(self, node: Node) -> None:
         """Make the path to `node` the last to be evicted, its end before its beginning."""
         while not node.locks:
-            self._lru.move_to_end(node)
+            self._order.touch(node)
             node = node.parent
 
+    def _cut(self, leaf: Node, keep: int, leaving: Leaving | None) -> Int32:
+        """Drop all but the first `keep` pages of a leaf without locks; returns those dropped. It keeps its turn."""
+        if leaving is not None:
+            leaving(leaf, keep)
+        self._tell(Removed, leaf, keep)
+        run = leaf.pages[keep:]
+        if keep:
+            self._trim(leaf, keep)
+        else:
+            self._remove(leaf)
+        self.num_evictable -= len(run)
+        return run
+
     def _trim(self, leaf: Node, keep: int) -> None:
-        """Drop all but the first `keep` pages of a leaf. It stays first to be evicted."""
+        self._order.shrink(leaf, len(leaf.pages) - keep)
         leaf.depth -= len(leaf.pages) - keep
         leaf.tokens = leaf.tokens[: keep * self.page_bytes]
         leaf.pages = leaf.pages[:keep].copy()
         leaf.hashes = leaf.hashes[: keep * HASH_BYTES]
+        leaf.sha = None
+        leaf.tail = b""  # it followed the old end
 
     def _remove(self, leaf: Node) -> None:
-        """Take a leaf without locks out of the tree."""
-        del self._lru[leaf]
+        self._order.remove(leaf)
         del leaf.parent.children[leaf.tokens[: self.page_bytes]]
         leaf.depth = 0
         self.num_nodes -= 1
@@ -360,14 +367,24 @@ class RadixTree:
         self.prefix_hash(node)  # fills node.hashes, and those of all above
         before = node.hashes[: first * HASH_BYTES] or node.parent.hashes
         tokens = node.tokens[first * self.page_bytes :]
-        self._on_event(kind(self._namespace(node), before[-HASH_BYTES:], tokens))
-
-    def _namespace(self, node: Node) -> Namespace:
-        while not isinstance(node, Root):
-            node = node.parent
-        return node.namespace
+        self._on_event(kind(node.namespace, before[-HASH_BYTES:], tokens))
 
     # ---- looking at it
+
+    @staticmethod
+    def path(node: Node) -> Iterator[Node]:
+        """`node` and all nodes above it, the root left out, from below."""
+        while not isinstance(node, Root):
+            yield node
+            node = node.parent
+
+    def find_root(self, namespace: Namespace) -> Root | None:
+        """The root of a namespace; None if nothing of it is in the tree. To be looked at."""
+        return self._roots.get(namespace)
+
+    def find(self, root: Root, tokens: bytes, num_pages: int) -> Walk:
+        """Where `match` would stop. Nothing is split, and nothing counts as used."""
+        return self._walk(root, tokens, 0, num_pages * self.page_bytes)
 
     def roots(self) -> Iterator[Root]:
         """The root of each namespace that has pages or locks, in order of arrival."""
@@ -383,4 +400,4 @@ class RadixTree:
 
     def eviction_order(self) -> Iterator[Node]:
         """The nodes without locks, first to be evicted first."""
-        return iter(self._lru)
+        return iter(self._order)

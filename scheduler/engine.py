@@ -17,12 +17,20 @@ import numpy as np
 
 from trunkline.config import EngineConfig
 from trunkline.errors import InvalidParameter, RequestError
-from trunkline.messages import Abort, Call, Failed, FromEngine, Generate, Reply, ToEngine
+from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngine
 from trunkline.radix.cache import PrefixCache
+from trunkline.radix.document_order import DocumentOrder
+from trunkline.radix.events import Namespace
+from trunkline.radix.tiers import Background
+from trunkline.scheduler.administration import Administration
+from trunkline.scheduler.delivery import failed_message
 from trunkline.scheduler.scheduler import Scheduler
-from trunkline.step import Plan, Worker
+from trunkline.scheduler.tiering import open_tiers
+from trunkline.step import PageCopy, Plan, Worker
 
 logger = logging.getLogger("trunkline.engine")
+
+READING_SECONDS = 0.01  # how long a step may wait for the disk if there is nothing to compute
 
 
 class StepTotals(msgspec.Struct):
@@ -51,6 +59,7 @@ class Engine:
     eos_token_ids  end-of-text ids of the model
     vocab_size     prompts with other token ids are refused
     clock          seconds, monotonic; passed in so that tests and simulations own the time
+    background     runs the disk tier's reads and writes; None: threads
     """
 
     def __init__(
@@ -62,19 +71,41 @@ class Engine:
         max_model_len: int,
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
+        background: Background | None = None,
     ) -> None:
         self.worker = worker
         self.vocab_size = vocab_size
         self.clock = clock
         cache = PrefixCache(
-            num_pages=worker.num_pages, page_size=worker.page_size, enabled=config.cache.enable_prefix_caching
+            num_pages=worker.num_pages,
+            page_size=worker.page_size,
+            enabled=config.cache.enable_prefix_caching,
+            eviction_policy=config.cache.eviction_policy,
+            tenant_share=config.cache.tenant_cache_share,
+            max_pinned_share=config.cache.max_pinned_share,
         )
-        self.scheduler = Scheduler(config.scheduler, cache, eos_token_ids=eos_token_ids, max_model_len=max_model_len)
+        copies: list[PageCopy] = []
+        self.tiers = open_tiers(config.cache, config.scheduler, worker, copies, background)
+        self._weights = worker.fingerprint
+        self.scheduler = Scheduler(
+            config.scheduler,
+            cache,
+            eos_token_ids=eos_token_ids,
+            max_model_len=max_model_len,
+            copies=copies,
+            tiers=self.tiers,
+        )
         self.step_seconds = StepTotals()
         self.step_tokens = StepTotals()
         self._in_flight: deque[StepInFlight] = deque()
         self._last_applied_at = 0.0
-        self._calls: dict[str, Callable[..., Any]] = {"stats": self.stats, "check": self.check, "flush": self.flush}
+        self._document_order = DocumentOrder(cache.tree)
+        self._calls: dict[str, Callable[..., Any]] = {
+            "stats": self.stats,
+            "check": self.check,
+            "order_documents": self.order_documents,
+            **Administration(self.scheduler, self.namespace, clock).calls,
+        }
 
     # ---------------------------------------------------------------- messages
 
@@ -89,6 +120,10 @@ class Engine:
             case Call():
                 return [self._call(message)]
 
+    def namespace(self, tenant: str, salt: str) -> Namespace:
+        """Whose KV a request's is."""
+        return Namespace(weights=self._weights, tenant=tenant, salt=salt)
+
     def _generate(self, message: Generate) -> list[FromEngine]:
         try:
             self._validate(message)
@@ -98,11 +133,14 @@ class Engine:
                 sampling=message.sampling,
                 arrival=self.clock(),
                 priority=message.priority,
-                namespace=("", "", message.salt),
+                namespace=self.namespace(message.tenant, message.salt),
+                group=message.group,
+                pin_seconds=message.pin_seconds,
+                pin_tokens=message.pin_tokens,
             )
             return self.scheduler.add(request)
         except RequestError as error:
-            return [_failed(message.request_id, error)]
+            return [failed_message(message.request_id, error)]
 
     def _validate(self, message: Generate) -> None:
         """Everything a request could break the engine with; the API process has checked it before."""
@@ -152,7 +190,15 @@ class Engine:
             self._in_flight.append(StepInFlight(handle, plan, self.clock()))
         if plan is not None and len(self._in_flight) <= self.worker.depth:
             return []
+        if plan is None and not self._in_flight and self.tiers is not None:
+            self.tiers.wait(READING_SECONDS)  # a request may wait for the disk, and for nothing else
         return self._apply_oldest()
+
+    def close(self) -> None:
+        """Let what is being written to disk end, and free the device. Idempotent."""
+        if self.tiers is not None:
+            self.tiers.close()
+        self.worker.close()
 
     def _apply_oldest(self) -> list[FromEngine]:
         if not self._in_flight:
@@ -170,8 +216,11 @@ class Engine:
         self._last_applied_at = self.clock()
         seconds = self._last_applied_at - started_at
         self.step_seconds.add(seconds)
-        self.step_tokens.add(step.plan.num_tokens)
-        self.scheduler.order.observe(step.plan.num_tokens, seconds)
+        if step.plan.num_tokens:
+            self.step_tokens.add(step.plan.num_tokens)
+        # Rows whose logits are wanted cost the same whether they follow a token or a draft of it.
+        num_generating = len({row.at for row in step.plan.rows if row.sampling is not None})
+        self.scheduler.pace.observe(step.plan.num_tokens - num_generating, num_generating, seconds)
         return self.scheduler.apply(result, self._last_applied_at)
 
     # ---------------------------------------------------------------- calls
@@ -192,10 +241,18 @@ class Engine:
             "prompt_tokens_total": counters.prompt_tokens,
             "prompt_tokens_computed_total": counters.prompt_tokens_computed,
             "generation_tokens_total": counters.generation_tokens,
+            "spec_decode_num_draft_tokens_total": dict(counters.draft_tokens),
+            "spec_decode_num_accepted_tokens_total": dict(counters.accepted_tokens),
             "prefix_cache_queries_total": counters.prefix_cache_queries,
-            "prefix_cache_hits_total": counters.prefix_cache_hits,
-            "num_preemptions_total": counters.preemptions,
-            "evicted_pages_total": pages.evicted_pages_total,
+            "prefix_cache_hits_total": dict(counters.hits_by_tier),
+            "prefix_cache_misses_total": dict(scheduler.admission.reports.misses),
+            "pinned_pages": pages.pinned,
+            "num_preemptions_total": dict(counters.preemptions_by_way),
+            "evicted_pages_total": {"device": pages.evicted_pages_total}
+            | (self.tiers.evicted_pages_total if self.tiers is not None else {}),
+            "tier_usage": {"device": 1 - pages.free / scheduler.cache.num_pages}
+            | (self.tiers.usage if self.tiers is not None else {}),
+            "tier_errors_total": self.tiers.errors if self.tiers is not None else {},
             "step_seconds": msgspec.to_builtins(self.step_seconds),
             "step_tokens": msgspec.to_builtins(self.step_tokens),
         }
@@ -205,17 +262,9 @@ class Engine:
         self.scheduler.check()
         return {"ok": True}
 
-    def flush(self) -> dict[str, Any]:
-        """Drop every cached prefix that no request holds."""
-        return {"pages": self.scheduler.cache.flush()}
-
-
-def _failed(request_id: str, error: RequestError) -> Failed:
-    return Failed(
-        request_id=request_id,
-        message=error.message,
-        status=error.status,
-        type=error.type,
-        code=error.code,
-        param=error.param,
-    )
+    def order_documents(
+        self, tenant: str, salt: str, head: bytes, documents: list[bytes], glue: list[bytes], count: bool = True
+    ) -> list[int]:
+        """In which order a prompt should show its documents (radix/document_order.py); tokens as bytes of int32."""
+        namespace = self.namespace(tenant, salt)
+        return self._document_order.choose(namespace, head, documents, glue=glue, count=count)

@@ -4,20 +4,41 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trunkline.scheduler.drafts import Draft
 from trunkline.scheduler.request import Request
-from trunkline.step import Int32, LogitsRow, Plan
+from trunkline.step import Int32, LogitsRow, PageCopy, Plan
+
+NO_TOKENS = np.empty(0, np.int32)
+
+
+class Fork(NamedTuple):
+    """Who goes on from the pages of another request (fork.py), and the row that chooses its first token."""
+
+    request: Request
+    row: int
 
 
 class Piece(NamedTuple):
-    """What one step computes for one request: its tokens [start, end)."""
+    """What one step computes for one request: its tokens [start, end), and the drafts after them."""
 
     request: Request
     start: int
     end: int
-    rows: range  # its logits rows, at least one: a piece is sound if none of them failed
+    rows: range  # its logits rows, at least one
     prompt_rows: range  # those that score prompt tokens start+1 …
     row: int | None  # the one that chooses its next token; None: more of the prompt is to come
     num_preemptions: int  # of the request when planned: after another one, the piece's results are stale
+    draft: Draft | None = None  # row + 1 chooses the token after the first of them, and so on
+    forks: tuple[Fork, ...] = ()
+
+    @property
+    def own_rows(self) -> range:
+        """The rows that show whether what is computed for [start, end) is sound, whatever becomes of drafts and forks."""
+        return self.rows if self.row is None else range(self.rows.start, self.row + 1)
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.draft.token_ids) if self.draft is not None else 0
 
 
 class PlanBuilder:
@@ -36,8 +57,8 @@ class PlanBuilder:
         self._token_ids: list[Int32] = []
         self._rows: list[LogitsRow] = []
 
-    def add(self, request: Request, num_new: int) -> Piece:
-        """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new)."""
+    def add(self, request: Request, num_new: int, draft: Draft | None = None) -> Piece:
+        """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new). Drafts may follow its last one."""
         start, end = request.num_planned, request.num_planned + num_new
         known = request.num_tokens + request.num_in_flight
         token_ids = request.token_ids(start, min(end, request.num_tokens))
@@ -46,16 +67,34 @@ class PlanBuilder:
         self._token_ids.append(token_ids)
         first, row, last = len(self._rows), None, self.num_tokens + num_new - 1
         prompt_rows = self._score_prompt(request, start, end)
-        if end == known:  # there is room for one more: the last token within the limit is never planned
+        forks: tuple[Fork, ...] = ()
+        if end == known and request.wants_token:
             row = len(self._rows)
             self._rows.append(self._choose(request, at=last, position=end))
+            if end == request.num_prompt:
+                forks = self._fork(request.followers, at=last, position=end)
         elif not prompt_rows:  # nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared
             self._rows.append(LogitsRow(request=len(self._pieces), at=last, position=end, sampling=None))
-        self.num_tokens += num_new
+        if draft is not None:
+            assert end == request.num_tokens, "drafts follow the last token that is known"
+            self._append_drafts(request, draft.token_ids, at=last, position=end)
         rows = range(first, len(self._rows))
-        piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions)
+        piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions, draft, forks)
+        self.num_tokens += num_new + piece.num_drafts
         self._pieces.append(piece)
         return piece
+
+    def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int) -> None:
+        """A token row and a logits row for each draft: that chooses what follows if this draft, and all before it, are right."""
+        self._token_ids.append(drafts)
+        for num in range(1, len(drafts) + 1):
+            self._rows.append(self._choose(request, at=at + num, position=position + num, drafts=drafts[:num]))
+
+    def _fork(self, followers: list[Request], *, at: int, position: int) -> tuple[Fork, ...]:
+        """Rows for the first tokens of those who have the same prompt."""
+        first = len(self._rows)
+        self._rows += [self._choose(follower, at=at, position=position) for follower in followers]
+        return tuple(Fork(follower, row) for row, follower in enumerate(followers, start=first))
 
     def _score_prompt(self, request: Request, start: int, end: int) -> range:
         """Rows for the prompt tokens that follow [start, end), if their logprobs are wanted."""
@@ -75,13 +114,13 @@ class PlanBuilder:
                 )
         return range(first, len(self._rows))
 
-    def _choose(self, request: Request, *, at: int, position: int) -> LogitsRow:
-        """The row that chooses the request's token at `position`."""
+    def _choose(self, request: Request, *, at: int, position: int, drafts: Int32 = NO_TOKENS) -> LogitsRow:
+        """The row that chooses the request's token at `position`, as if the drafts before it were right."""
         sampling = request.sampling
         prompt = output = None
         if sampling.penalizes:
             prompt = request.token_ids(0, request.num_prompt)
-            output = request.token_ids(request.num_prompt, request.num_tokens)
+            output = np.append(request.token_ids(request.num_prompt, request.num_tokens), drafts)
             if request.num_in_flight:
                 output = np.append(output, np.int32(-1 - request.row_in_flight))
         banned: tuple[int, ...] = ()
@@ -99,22 +138,25 @@ class PlanBuilder:
             banned=banned,
         )
 
-    def build(self, page_size: int) -> Plan:
-        """The plan of all pieces added."""
+    def build(self, page_size: int, copies: tuple[PageCopy, ...] = ()) -> Plan:
+        """The plan of all pieces added, if any; `copies` are made first."""
         pieces = self._pieces
-        ends = np.array([piece.end for piece in pieces], dtype=np.int32)
+        ends = np.array([piece.end + piece.num_drafts for piece in pieces], dtype=np.int32)
         starts = np.array([piece.start for piece in pieces], dtype=np.int32)
         num_pages = -(-ends // page_size)
-        page_table = np.zeros((len(pieces), int(num_pages.max())), dtype=np.int32)
+        page_table = np.zeros((len(pieces), int(num_pages.max(initial=0))), dtype=np.int32)
         for i, piece in enumerate(pieces):
             assert piece.request.lease is not None
             page_table[i, : num_pages[i]] = piece.request.lease.pages[: num_pages[i]]
         return Plan(
             step=self.step,
-            token_ids=np.concatenate(self._token_ids),
-            positions=np.concatenate([np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True)]),
+            token_ids=np.concatenate([NO_TOKENS, *self._token_ids]),
+            positions=np.concatenate(
+                [NO_TOKENS, *(np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True))]
+            ),
             query_start=np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32),
             context_len=ends,
             page_table=page_table,
             rows=tuple(self._rows),
+            copies=copies,
         )

@@ -135,7 +135,7 @@ class EngineServer:
                 idle_since = time.monotonic()
                 received = self.mailbox.receive(block=True)
                 status.skip(time.monotonic() - idle_since)
-        engine.worker.close()
+        engine.close()
 
     def _load(self) -> tuple[Engine, Ready]:
         # Imports torch: late, so that the socket is bound before.
@@ -209,21 +209,29 @@ class StatusLine:
         self.before, self.at = stats, now
 
         def grown(name: str) -> float:
-            return float(stats[name] - before[name])
+            return _total(stats[name]) - _total(before[name])
 
         if not (grown("prompt_tokens_computed_total") or grown("generation_tokens_total")):
             return
         queries = grown("prefix_cache_queries_total")
         logger.info(
             "Running: %d reqs, Waiting: %d reqs, prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, "
-            "KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%",
+            "KV cache usage: %.1f%%%s, prefix cache hit rate: %.1f%%",
             stats["running"],
             stats["waiting"],
             grown("prompt_tokens_computed_total") / elapsed,
             grown("generation_tokens_total") / elapsed,
             100 * stats["kv_cache_usage"],
+            "".join(
+                f", {tier}: {100 * stats['tier_usage'][tier]:.1f}%" for tier in stats["tier_usage"] if tier != "device"
+            ),
             100 * grown("prefix_cache_hits_total") / queries if queries else 0.0,
         )
+
+
+def _total(counter: float | dict[str, float]) -> float:
+    """Of a counter, or of one that is kept by label."""
+    return float(sum(counter.values()) if isinstance(counter, dict) else counter)
 
 
 def main() -> int:

@@ -14,11 +14,12 @@ import enum
 
 import numpy as np
 
-from trunkline.messages import TokenLogprobs
-from trunkline.radix.cache import Lease, Match
-from trunkline.radix.events import Namespace
+from trunkline.messages import CacheReport, TokenLogprobs
+from trunkline.radix.cache import Lease, Match, Pin
+from trunkline.radix.events import NOBODY, Namespace
 from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
+from trunkline.scheduler.acceptance import Acceptance
 from trunkline.step import Int32
 
 
@@ -26,6 +27,7 @@ class State(enum.Enum):
     """Where a request is. It may be aborted in every state, and every release is idempotent."""
 
     WAITING = "waiting"  # in the queue; holds nothing
+    FOLLOWING = "following"  # waits for the leader of its group to read their prompt (fork.py); holds nothing
     RUNNING = "running"  # holds a lease
     FINISHED = "finished"  # ended, failed or aborted; holds nothing
 
@@ -41,17 +43,31 @@ class Request:
     __slots__ = (
         "admitted_at",
         "arrival",
+        "cache_report",
         "cached_tokens",
+        "drafting",
+        "end_ids",
+        "followers",
+        "forked_in",
+        "group",
+        "leader",
         "lease",
         "limit",
         "match",
         "namespace",
+        "num_charged",
         "num_computed",
+        "num_drafts",
         "num_in_flight",
         "num_planned",
         "num_preemptions",
         "num_prompt",
+        "num_tiered",
         "order",
+        "page_hashes",
+        "pin",
+        "pin_seconds",
+        "pin_tokens",
         "priority",
         "prompt_logprobs",
         "prompt_logprobs_sent",
@@ -61,6 +77,7 @@ class Request:
         "seed",
         "state",
         "tokens",
+        "warms",
     )
 
     def __init__(
@@ -72,8 +89,12 @@ class Request:
         arrival: float,
         order: int,
         priority: int = 0,
-        namespace: Namespace = ("", "", ""),
+        namespace: Namespace = NOBODY,
         limit: int = 2**31 - 1,
+        end_ids: frozenset[int] = frozenset(),
+        group: str = "",
+        pin_seconds: float = 0.0,
+        pin_tokens: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.tokens = bytearray(prompt)  # int32 little-endian
@@ -84,18 +105,33 @@ class Request:
         self.order = order  # in which it arrived: unique, and ascending
         self.priority = priority  # lower is more urgent
         self.namespace = namespace
+        self.end_ids = end_ids  # tokens that end the text, once there are min_tokens
+        self.group = group  # requests of one group have the same prompt; "": alone
+        self.pin_seconds = pin_seconds  # keep its prompt for so long from when it is computed
+        self.pin_tokens = pin_tokens  # of it, only so many first tokens; None: all
+        self.warms = pin_seconds > 0 and sampling.max_tokens == 0  # nothing else is wanted of it
         # Prompt and output together never exceed this many tokens.
         self.limit = min(limit, self.num_prompt + sampling.max_tokens) if sampling.max_tokens is not None else limit
 
         self.state = State.WAITING
         self.lease: Lease | None = None
+        self.page_hashes = b""  # prefix hashes of its whole pages, as far as asked for (tiering.py)
+        self.num_tiered = 0  # tokens that tree and tiers together had when they were last asked
         self.match: Match | None = None  # the newest look-up while waiting
         self.num_computed = 0
         self.num_planned = 0
         self.num_in_flight = 0
         self.row_in_flight = -1  # logits row of the step in flight that chooses the next token
+        self.num_drafts = 0  # guesses at the tokens after that one, verified by the step in flight
+        self.drafting: dict[str, Acceptance] = {}  # by source of drafts
+        self.leader: Request | None = None  # whom it follows while FOLLOWING
+        self.followers: list[Request] = []  # who follows it
+        self.forked_in = -1  # the step that copies a page for it
         self.num_preemptions = 0
+        self.num_charged = 0  # of the prompt's tokens, from the first: they were cached, or its tenant charged for them
         self.cached_tokens: int | None = None  # of the prompt, at first admission
+        self.cache_report: CacheReport | None = None  # made then, and sent with the first message about it
+        self.pin: Pin | None = None  # once it is made
         self.admitted_at = arrival  # seconds, at first admission
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1 … n-1, as far as computed
         self.prompt_logprobs_sent = sampling.prompt_logprobs is None
@@ -105,14 +141,28 @@ class Request:
         return len(self.tokens) // TOKEN_BYTES
 
     @property
+    def num_uncached(self) -> int:
+        """Tokens that are yet to be computed; of a waiting request, those that its newest look-up did not find."""
+        if self.lease is not None:
+            return self.num_tokens - self.num_planned
+        return self.num_tokens - max(self.match.num_tokens if self.match is not None else 0, self.num_tiered)
+
+    @property
     def num_output(self) -> int:
         """Tokens generated so far."""
         return self.num_tokens - self.num_prompt
 
     @property
     def num_to_plan(self) -> int:
-        """Tokens that a step could compute now. The last token within `limit` is chosen but never computed."""
-        return min(self.num_tokens + self.num_in_flight, self.limit - 1) - self.num_planned
+        """Tokens that a step could compute now."""
+        if self.num_drafts:
+            return 0  # what is known next depends on how many of them are right
+        return min(self.num_tokens + self.num_in_flight, self.num_computable) - self.num_planned
+
+    @property
+    def num_computable(self) -> int:
+        """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms the cache."""
+        return self.limit if self.warms else self.limit - 1
 
     @property
     def wants_token(self) -> bool:
@@ -123,6 +173,10 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         """True while logits of the prompt's own tokens are still needed, which the cache does not hold."""
         return not self.prompt_logprobs_sent and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    def ends_with(self, token_id: int, num_output: int) -> bool:
+        """True if the text ends with this token as the last of `num_output` generated ones."""
+        return token_id in self.end_ids and num_output >= self.sampling.min_tokens
 
     def token_ids(self, start: int, end: int) -> Int32:
         """int32 [end - start], a copy."""
@@ -137,5 +191,6 @@ class Request:
         self.num_computed = 0
         self.num_planned = 0
         self.num_in_flight = 0
+        self.num_drafts = 0
         if self.wants_prompt_logprobs:
             self.prompt_logprobs = []

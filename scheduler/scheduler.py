@@ -10,42 +10,40 @@ catch up as far as the token budget goes; generating is catching up by one.
 It knows no text, no tensors, no clock and no process: time is passed in, pages belong to the prefix cache.
 """
 
-from typing import NamedTuple
-
 from trunkline.config import SchedulerConfig
-from trunkline.messages import Failed, Finished, FromEngine, TokenLogprobs, Tokens
-from trunkline.radix.cache import Match, PrefixCache
-from trunkline.radix.events import Namespace
-from trunkline.radix.tree import TOKEN_BYTES, Node
+from trunkline.messages import Failed, FromEngine
+from trunkline.radix.cache import PrefixCache
+from trunkline.radix.events import NOBODY, Namespace
+from trunkline.radix.reuse import ReuseEstimator
+from trunkline.radix.tiers import Tiers
+from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
-from trunkline.scheduler.planner import Piece, PlanBuilder
-from trunkline.scheduler.policy import QueueOrder
+from trunkline.scheduler.admission import Admission
+from trunkline.scheduler.counters import Counters
+from trunkline.scheduler.delivery import (
+    Chosen,
+    chosen,
+    failed_message,
+    finished_message,
+    token_logprobs,
+    tokens_message,
+)
+from trunkline.scheduler.drafts import Draft, Drafter
+from trunkline.scheduler.fairness import BURST_STEPS, Fairness
+from trunkline.scheduler.fork import Groups
+from trunkline.scheduler.pace import Pace
+from trunkline.scheduler.pinning import check_pin, pin_prompt
+from trunkline.scheduler.planner import NO_TOKENS, Piece, PlanBuilder
+from trunkline.scheduler.preemption import Urgency, choose_victim
 from trunkline.scheduler.request import Request, State
-from trunkline.step import Plan, RowLogprobs, StepResult
+from trunkline.scheduler.tiering import Tiering
+from trunkline.scheduler.turns import Turns
+from trunkline.step import PageCopy, Plan, StepResult
 
-# Waiting requests whose look-up is renewed in a step. Those behind keep the key of their last look-up.
-NUM_CANDIDATES = 64
-# A request preempted this often is no longer chosen as a victim while another can be.
-MAX_PREEMPTIONS = 3
-
-
-class NextPage(NamedTuple):
-    """A page that is not in the tree yet: two requests whose next pages are equal would compute the same one."""
-
-    parent: Node  # the prefix it continues, namespace included
-    tokens: bytes
-
-
-class Counters:
-    """Totals since start."""
-
-    def __init__(self) -> None:
-        self.prompt_tokens = 0
-        self.prompt_tokens_computed = 0
-        self.generation_tokens = 0
-        self.prefix_cache_queries = 0  # tokens looked up at admission
-        self.prefix_cache_hits = 0  # tokens found
-        self.preemptions = 0
+# Times the pages there are: the largest cache whose hit rate is estimated.
+REUSE_HORIZON = 64
+# Of the wanted time between tokens, what a step is planned to take: what is expected of steps is right on average.
+AIM = 0.9
 
 
 class Scheduler:
@@ -62,16 +60,25 @@ class Scheduler:
         *,
         eos_token_ids: tuple[int, ...],
         max_model_len: int,
+        copies: list[PageCopy] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
+        """`tiers` append to `copies`: those of the next plan, in the order in which they became necessary."""
         self.config = config
         self.cache = cache
-        self.order = QueueOrder(config)
+        self.pace = Pace()
+        self.counters = Counters()
+        self.running: list[Request] = []  # in order of admission
+        self.fairness = Fairness(burst=BURST_STEPS * config.max_num_batched_tokens)
+        self.copies = copies if copies is not None else []
+        self.tiering = Tiering(config, cache, self.pace, tiers)
+        self.admission = Admission(config, cache, self.pace, self.running, self.counters, self.fairness, self.tiering)
+        self.groups = Groups(config, cache, self.admission, self.running, self.copies)
+        self.drafter = Drafter(config, cache, self.pace, self.counters)
+        self.reuse = ReuseEstimator(page_size=cache.page_size, horizon=REUSE_HORIZON * cache.num_pages)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}  # all that are not finished
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []  # in order of admission
-        self.counters = Counters()
         self.now = 0.0  # seconds, as last told
         self.last_step = 0  # newest step submitted
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
@@ -92,7 +99,10 @@ class Scheduler:
         sampling: SamplingParams,
         arrival: float,
         priority: int = 0,
-        namespace: Namespace = ("", "", ""),
+        namespace: Namespace = NOBODY,
+        group: str = "",
+        pin_seconds: float = 0.0,
+        pin_tokens: int | None = None,
     ) -> Request:
         """A Request numbered in order of arrival and limited by the model and the cache."""
         self._num_arrived += 1
@@ -105,29 +115,40 @@ class Scheduler:
             priority=priority,
             namespace=namespace,
             limit=self.max_tokens_per_request,
+            end_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else self.eos_token_ids),
+            group=group,
+            pin_seconds=pin_seconds,
+            pin_tokens=pin_tokens,
         )
 
     def add(self, request: Request) -> list[FromEngine]:
         """Queue a request; one that has nothing to compute is finished at once.
 
-        Raises ContextLengthExceeded if prompt and one token can never fit.
+        Raises ContextLengthExceeded if prompt and one token can never fit, QueueFull if too much waits already, and PinRefused
+        if it is only to be kept, and nothing is.
         """
+        check_pin(self.cache, request)
         num_cache_tokens = self.cache.num_pages * self.cache.page_size
         request.sampling.check_length(
             request.num_prompt, max_model_len=self.max_model_len, num_cache_tokens=num_cache_tokens
         )
+        self.admission.limits.check(request)
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
-        if request.num_to_plan <= 0 or (not request.wants_token and not request.wants_prompt_logprobs):
+        self.fairness.enter(request)
+        wants_something = request.wants_token or request.wants_prompt_logprobs or request.warms
+        if request.num_to_plan <= 0 or not wants_something:
             return self._finish(request, "length")
-        self._enqueue(request)
+        if not self.groups.join(request):
+            if self.cache.enabled and not request.wants_prompt_logprobs:
+                self.reuse.see(request.namespace, bytes(request.tokens), request.num_prompt)
+            self.admission.enqueue(request)
         return []
 
-    def _enqueue(self, request: Request) -> None:
-        """Wait for admission. The first look-up is made here: however long the queue, no order takes a warm prompt for cold."""
-        request.state = State.WAITING
-        request.match = self._look_up(request)
-        self.waiting.append(request)
+    @property
+    def waiting(self) -> list[Request]:
+        """Requests that hold nothing yet, in no particular order."""
+        return self.admission.waiting
 
     def abort(self, request_id: str) -> None:
         """Forget a request in whatever state it is. Unknown and finished ids are ignored."""
@@ -138,44 +159,69 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True if `schedule` may find something to do, or a step is in flight."""
-        return bool(self.waiting or self.running or self._pieces)
+        return bool(self.waiting or self.running or self._pieces or self.copies or self.tiering.has_work)
 
     # ---------------------------------------------------------------- plan
 
     def schedule(self, now: float) -> Plan | None:
         """The next step, or None if nothing can be computed now. `now` in seconds, on the clock of `make_request`'s `arrival`.
 
-        1. Running requests catch up: those that generate first (one token each), then prompts in order of arrival.
-        2. If no page was short, waiting requests are admitted in queue order while budget and pages last.
+        1. Running requests that generate catch up, by one token each.
+        2. Prompts are read with the tokens that are left, in turn (turns.py): those under way, and, if no page was short, those
+           of waiting requests, which are admitted for it while places and pages last.
         """
         self.now = now
+        self.cache.tick(now)
+        self.tiering.poll(now)
         builder = PlanBuilder(self.last_step + 1, self.eos_token_ids)
         pieces: list[Piece] = []
-        if self._plan_running(builder, pieces):
-            self._plan_admissions(builder, pieces)
-        if not pieces:
+        turns = Turns(self.admission, builder, self.max_step_tokens(), now)
+        if self._plan_running(builder, pieces, turns):
+            pieces += turns.admit()
+        if not pieces and not self.copies:
+            self.tiering.poll(now, idle=not self._pieces)
             return None
-        plan = builder.build(self.cache.page_size)
+        plan = builder.build(self.cache.page_size, tuple(self.copies))
+        self.copies.clear()
         self.last_step += 1
+        self.tiering.step_planned(self.last_step)
         self._pieces[self.last_step] = pieces
         for piece in pieces:
             piece.request.num_planned = piece.end
             if piece.row is not None:
                 piece.request.num_in_flight += 1
                 piece.request.row_in_flight = piece.row
+                piece.request.num_drafts = piece.num_drafts
         return plan
 
-    def _plan_running(self, builder: PlanBuilder, pieces: list[Piece]) -> bool:
+    def max_step_tokens(self) -> int:
+        """Tokens of the next step: as many as are allowed, and no more than running streams can wait for.
+
+        A page of prompts at least, so that they are read to the end whatever the target.
+        """
+        most, target = self.config.max_num_batched_tokens, self.config.target_token_seconds
+        num_generating = sum(self._generates(request, request.num_to_plan) for request in self.running)
+        if target is None or not num_generating:
+            return most
+        chunk = max(self.cache.page_size, self.pace.chunk(num_generating, within=AIM * target))
+        return min(most, num_generating + chunk)
+
+    def _plan_running(self, builder: PlanBuilder, pieces: list[Piece], turns: Turns) -> bool:
         """Let running requests catch up. Returns False if pages were short.
 
-        Budget goes to those that generate first; pages go to the most urgent first, so that victims are always the least urgent.
+        Budget goes to those that generate first, then to prompts in turn, waiting requests among them; pages go to the most urgent
+        first, so that victims are always the least urgent.
         """
         num_new: dict[str, int] = {}
-        budget = self.config.max_num_batched_tokens
-        by_budget = sorted(self.running, key=lambda r: (r.num_to_plan > 1, *self._urgency(r)))
+        budget = turns.max_tokens
+        generating = [request for request in self.running if request.num_to_plan <= 1]
+        reading = [request for request in self.running if request.num_to_plan > 1]
+        by_budget = sorted(generating, key=self._urgency) + sorted(reading, key=turns.turn)
         for request in by_budget:
             num_new[request.request_id] = min(request.num_to_plan, budget)
             budget -= num_new[request.request_id]
+        num_generating = sum(self._generates(request, num_new[request.request_id]) for request in by_budget)
+        self.drafter.start_step(sum(num_new.values()) - num_generating, num_generating)
         enough = True
         served: set[str] = set()
         for request in sorted(self.running, key=self._urgency):
@@ -185,146 +231,96 @@ class Scheduler:
                     served.add(request.request_id)
                 else:
                     enough = False
+        enough = enough and all(request.state is State.RUNNING for request in by_budget)  # nobody was preempted
         for request in by_budget:
-            if request.state is not State.RUNNING:
-                enough = False  # it was preempted
-            elif request.request_id in served:
-                pieces.append(builder.add(request, num_new[request.request_id]))
+            if enough and request.num_to_plan > 1:
+                pieces += turns.admit(before=request)
+            n = min(num_new[request.request_id], turns.max_tokens - builder.num_tokens)
+            if n > 0 and request.request_id in served and request.state is State.RUNNING:
+                draft = self._draft(request, n, budget)
+                pieces.append(builder.add(request, n, draft))
+                self.fairness.charge_prompt(request, pieces[-1].end)
+                budget -= pieces[-1].num_drafts
         return enough
+
+    def _draft(self, request: Request, num_new: int, budget: int) -> Draft | None:
+        """Guesses to be verified beside the request's last token, if no step in flight is still choosing one."""
+        if request.num_in_flight or not self._generates(request, num_new):
+            return None
+        return self.drafter.propose(request, budget)
+
+    def _generates(self, request: Request, num_new: int) -> bool:
+        """True if `num_new` is one token more of a text that has begun."""
+        return num_new == 1 and request.num_planned >= request.num_prompt
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Pages for the first `num_tokens` of a running request, preempting the least urgent (as the last resort, itself)."""
         assert request.lease is not None
         while True:
-            missing = self._num_pages(num_tokens) - request.lease.num_pages
+            missing = self.cache.num_pages_of(num_tokens) - request.lease.num_pages
             if missing <= 0 or self.cache.grow(request.lease, missing):
                 return True
             if self.cache.in_flight:
                 return False  # pages come back when the step in flight is done: wait rather than preempt more
-            victim = max(self.running, key=lambda r: (r.num_preemptions < MAX_PREEMPTIONS, *self._urgency(r)))
+            window, page_size = self.config.window_seconds, self.cache.page_size
+            victim = choose_victim(self.running, request, self._urgency, window, page_size)
+            if len(self.running) == 1 and self.cache.yield_pins(missing):
+                continue  # nobody else is left to give pages, and a pin must not keep the last one from ending
             self._preempt(victim)
             if victim is request:
                 return False
 
-    def _urgency(self, request: Request) -> tuple[int, int]:
+    def _urgency(self, request: Request) -> Urgency:
         """Smaller is more urgent: the lowest priority, then the latest arrival, is preempted first."""
         priority = request.priority if self.config.policy == "priority" else 0
         return priority, request.order
 
     def _preempt(self, request: Request) -> None:
-        """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are evicted."""
+        """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are evicted,
+        and those that were swapped out, in host memory even then."""
+        swapped = self.tiering.swap_out(request)
         self._release(request)
         self.running.remove(request)
         request.num_preemptions += 1  # a piece in flight is stale now: what it chooses is chosen again, the same token
         request.reset_progress()
-        self._enqueue(request)
-        self.counters.preemptions += 1
-
-    def _plan_admissions(self, builder: PlanBuilder, pieces: list[Piece]) -> None:
-        """Admit waiting requests in queue order, until one does not fit.
-
-        A request whose next page is just being computed by another waits for it (one step at a time, so at most until the other
-        has read its prompt): the same prefix is computed once.
-        """
-        full = builder.num_tokens >= self.config.max_num_batched_tokens or len(self.running) >= self.config.max_num_seqs
-        if full or not self.waiting:
-            return
-        being_computed = {self._next_page(request) for request in self.running} - {None}
-        for request in self._candidates():
-            budget = self.config.max_num_batched_tokens - builder.num_tokens
-            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
-                break
-            if self._next_page(request) in being_computed:
-                continue
-            if not self._admit(request):
-                break
-            being_computed |= {self._next_page(request)} - {None}
-            pieces.append(builder.add(request, min(request.num_to_plan, budget)))
-
-    def _candidates(self) -> list[Request]:
-        """The first waiting requests in queue order, with fresh look-ups."""
-        self.waiting.sort(key=self.order.key)
-        candidates = self.waiting[:NUM_CANDIDATES]
-        for request in candidates:
-            request.match = self._look_up(request)
-        candidates.sort(key=self.order.key)
-        return candidates
-
-    def _look_up(self, request: Request) -> Match:
-        limit = 0 if request.wants_prompt_logprobs else None
-        return self.cache.match(request.namespace, bytes(request.tokens), request.num_tokens, limit=limit)
-
-    def _next_page(self, request: Request) -> NextPage | None:
-        """The whole page that the request computes next, running or once admitted; None if it would not be shared.
-
-        A waiting request computes its last token in any case, so the page of that token is of no use to it.
-        """
-        if request.lease is not None:
-            node, num_shareable = request.lease.node, request.num_tokens
-        else:
-            assert request.match is not None
-            node, num_shareable = request.match.node, 0 if request.wants_prompt_logprobs else request.num_tokens - 1
-        start, end = node.depth * self.cache.page_size, (node.depth + 1) * self.cache.page_size
-        if end > num_shareable or not self.cache.enabled:
-            return None
-        return NextPage(node, bytes(request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]))
-
-    def _admit(self, request: Request) -> bool:
-        """Lease the pages of all known tokens and of the next one. A failure changes nothing.
-
-        One page more must be free if others run, so that the newcomer does not preempt somebody in its first steps.
-        """
-        assert request.match is not None
-        if not self.cache.is_valid(request.match):  # an admission in this step evicted some of it
-            request.match = self._look_up(request)
-        num_new = self._num_pages(min(request.num_tokens + 1, request.limit)) - request.match.num_pages
-        if self.running and self.cache.available < num_new + 1:
-            return False
-        lease = self.cache.admit(request.match, num_new)
-        if lease is None:
-            return False
-        cached = request.match.num_tokens
-        request.lease = lease
-        request.num_computed = request.num_planned = cached
-        self.counters.prefix_cache_queries += request.num_tokens
-        self.counters.prefix_cache_hits += cached
-        if request.cached_tokens is None:
-            request.cached_tokens = min(cached, request.num_prompt)
-            request.admitted_at = self.now
-        request.match = None
-        request.state = State.RUNNING
-        self.waiting.remove(request)
-        self.running.append(request)
-        return True
-
-    def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.cache.page_size)
+        self.admission.enqueue(request)
+        self.counters.preemptions_by_way["swap" if swapped else "recompute"] += 1
 
     # ---------------------------------------------------------------- apply
 
     def apply(self, result: StepResult, now: float) -> list[FromEngine]:
         """Take in what a finished step computed and chose; returns what the callers are told."""
         self.now = now
+        self.cache.tick(now)
         messages: list[FromEngine] = []
         pieces = self._pieces.pop(result.step)
         self.cache.step_done(result.step)
+        self.tiering.step_done(result.step, result.copy_seconds)
         for piece in pieces:
             request = piece.request
             self.counters.prompt_tokens_computed += max(0, min(piece.end, request.num_prompt) - piece.start)
             if request.state is State.FINISHED or piece.num_preemptions != request.num_preemptions:
                 continue
-            failure = next((result.failed[row] for row in piece.rows if row in result.failed), None)
+            failure = next((result.failed[row] for row in piece.own_rows if row in result.failed), None)
             if failure is not None:
-                self._end(request)
-                messages.append(Failed(request_id=request.request_id, message=failure))
+                messages += self._fail_forks(piece, result)
+                messages.append(self._fail(request, failure))
                 continue
-            self._advance(piece, result)
-            messages += self._deliver(piece, result)
+            got = self._advance(piece, result)
+            refused = pin_prompt(self.cache, request, now) if piece.end >= request.num_prompt else None
+            if refused is not None:
+                self._end(request)
+                messages.append(failed_message(request.request_id, refused))
+                continue
+            if piece.end == request.num_prompt:
+                messages += self._fork(piece, result)
+            messages += self._deliver(piece, got)
         return messages
 
     def lose(self, step: int, *, submitted: bool) -> None:
         """A step has failed as a whole: forget who took part in it, for nobody knows what was written."""
         pieces = self._pieces.pop(step)
+        self.tiering.step_lost(step)
         if submitted:
             self.cache.step_done(step)
         else:
@@ -333,52 +329,81 @@ class Scheduler:
             request = piece.request
             if request.state is not State.FINISHED and piece.num_preemptions == request.num_preemptions:
                 self._end(request)
+        for request in [request for request in self.running if request.forked_in == step]:
+            self._end(request)
 
-    def _advance(self, piece: Piece, result: StepResult) -> None:
-        """The piece's KV is written: count it and publish whole pages."""
+    def _advance(self, piece: Piece, result: StepResult) -> Chosen | None:
+        """The piece's KV is written: count it, take in the tokens that were chosen, and publish whole pages.
+
+        The KV of a draft that was wrong lies beyond `num_computed`, in pages of the request's own, and is written over.
+        """
         request = piece.request
+        got = None
         request.num_computed = piece.end
-        request.prompt_logprobs += [_token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
+        request.prompt_logprobs += [token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
+        if piece.row is not None:
+            drafts = piece.draft.token_ids if piece.draft is not None else NO_TOKENS
+            got = chosen(request, piece.row, drafts, result)
+            request.num_in_flight -= 1
+            self._take(request, got)
+            request.num_computed += len(got.token_ids) - 1
+        if piece.draft is not None and got is not None:
+            request.num_drafts = 0
+            request.num_planned = request.num_computed
+            self.drafter.verified(request, piece.draft, got.num_accepted)
         self._publish(request)
+        return got
 
-    def _deliver(self, piece: Piece, result: StepResult) -> list[FromEngine]:
-        """The token the piece chose, and the end of the request if that is it."""
+    def _take(self, request: Request, got: Chosen) -> None:
+        for token_id in got.token_ids:
+            request.append(token_id)
+        self.counters.generation_tokens += len(got.token_ids)
+        self.fairness.charge_output(request, len(got.token_ids))
+
+    def _deliver(self, piece: Piece, got: Chosen | None) -> list[FromEngine]:
+        """The tokens the piece chose, and the end of the request if that is it."""
         request = piece.request
-        if piece.row is None:
-            if request.limit > request.num_prompt or request.wants_prompt_logprobs:
-                return []  # more of the prompt is to come
-            return [self._tokens(request, [], None), *self._finish(request, "length")]
-        token_id = int(result.token_ids[piece.row])
-        request.append(token_id)
-        request.num_in_flight -= 1
-        self.counters.generation_tokens += 1
-        messages: list[FromEngine] = [self._tokens(request, [token_id], result.logprobs[piece.row])]
-        if request.num_output >= request.sampling.min_tokens and self._stops(request, token_id):
-            return messages + self._finish(request, "stop", stop_token_id=token_id)
+        if got is not None:
+            return self._tell(request, got)
+        if request.num_computed < request.num_computable:
+            return []  # more of the prompt is to come
+        return [tokens_message(request, Chosen([], None, 0), self.now), *self._finish(request, "length")]
+
+    def _tell(self, request: Request, got: Chosen) -> list[FromEngine]:
+        """Tokens that were taken in, and how the request ended if it did."""
+        messages: list[FromEngine] = [tokens_message(request, got, self.now)] if got.token_ids else []
+        if got.failure is not None:
+            return [*messages, self._fail(request, got.failure)]
+        if got.ended:
+            return messages + self._finish(request, "stop", stop_token_id=got.token_ids[-1])
         if request.num_tokens >= request.limit:
             return messages + self._finish(request, "length")
         return messages
 
-    def _stops(self, request: Request, token_id: int) -> bool:
-        if token_id in request.sampling.stop_token_ids:
-            return True
-        return token_id in self.eos_token_ids and not request.sampling.ignore_eos
+    # ---------------------------------------------------------------- groups
 
-    def _tokens(self, request: Request, token_ids: list[int], logprobs: RowLogprobs | None) -> Tokens:
-        prompt_logprobs = None
-        if not request.prompt_logprobs_sent:
-            prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
-            request.prompt_logprobs_sent = True
-        first = request.num_output == 1
-        return Tokens(
-            request_id=request.request_id,
-            token_ids=token_ids,
-            logprobs=[_token_logprobs(logprobs)] if logprobs is not None else None,
-            prompt_logprobs=prompt_logprobs,
-            cached_tokens=request.cached_tokens or 0,
-            queue_seconds=request.admitted_at - request.arrival if first else None,
-            prefill_seconds=self.now - request.admitted_at if first else None,
-        )
+    def _fork(self, piece: Piece, result: StepResult) -> list[FromEngine]:
+        """The prompt of a group is read: its followers get their first tokens, and go on by themselves."""
+        leader = piece.request
+        messages: list[FromEngine] = []
+        for follower, row in piece.forks:
+            if follower.leader is not leader:
+                continue  # aborted
+            self.groups.leave(follower)
+            follower.cached_tokens, follower.cache_report = leader.cached_tokens, leader.cache_report
+            follower.admitted_at, follower.num_charged = leader.admitted_at, leader.num_charged
+            got = chosen(follower, row, NO_TOKENS, result)
+            self._take(follower, got)
+            messages += self._tell(follower, got)
+            if follower.state is State.FOLLOWING and not self.groups.fork(leader, follower, self.last_step + 1):
+                self.admission.enqueue(follower)
+        self.groups.disband(leader)
+        return messages
+
+    def _fail_forks(self, piece: Piece, result: StepResult) -> list[FromEngine]:
+        """What the leader read is not sound: followers whose own rows show it fail, too."""
+        failed = [fork for fork in piece.forks if fork.request.leader is piece.request and fork.row in result.failed]
+        return [self._fail(follower, result.failed[row]) for follower, row in failed]
 
     # ---------------------------------------------------------------- pages
 
@@ -393,36 +418,37 @@ class Scheduler:
         """Give back the lease. What is not published by now never is; pages a step in flight may touch return after it."""
         if request.lease is None:
             return
-        self.cache.release(request.lease, after_step=self.last_step)
+        tail = bytes(request.tokens[request.lease.num_shared * self.cache.page_size * TOKEN_BYTES :])
+        self.cache.release(request.lease, after_step=self.last_step, tail=tail if request.num_output else b"")
         request.lease = None
 
     def _end(self, request: Request) -> None:
         """Out of every list, holding nothing."""
         self._release(request)
         if request.state is State.WAITING and request in self.waiting:
-            self.waiting.remove(request)
+            self.admission.dequeue(request)
         elif request.state is State.RUNNING:
             self.running.remove(request)
+        if request.leader is not None:
+            self.groups.leave(request)
         request.state = State.FINISHED
         request.match = None
         del self.requests[request.request_id]
+        self.fairness.leave(request)
+        self.groups.disband(request)
+
+    def _fail(self, request: Request, why: str) -> Failed:
+        self._end(request)
+        return Failed(request_id=request.request_id, message=why)
 
     def _finish(self, request: Request, reason: str, stop_token_id: int | None = None) -> list[FromEngine]:
         self._end(request)
-        return [
-            Finished(
-                request_id=request.request_id,
-                reason=reason,
-                stop_token_id=stop_token_id,
-                prompt_tokens=request.num_prompt,
-                cached_tokens=request.cached_tokens or 0,
-                completion_tokens=request.num_output,
-            )
-        ]
+        return [finished_message(request, reason, stop_token_id)]
 
     def check(self) -> None:
         """Raise AssertionError if requests, leases and pages disagree. Cheap enough for every idle moment; used in tests."""
         self.cache.check()
+        self.tiering.check()
         for request in self.requests.values():
             held = request.lease is not None and not request.lease.released
             assert held == (request.state is State.RUNNING), (
@@ -436,12 +462,9 @@ class Scheduler:
                     f"{request.request_id} has {shared} tokens shared, {request.num_computed} computed,"
                     f" {request.num_planned} planned, and pages for {room}"
                 )
-        assert len(self.waiting) + len(self.running) == len(self.requests)
+        following = sum(len(request.followers) for request in self.requests.values())
+        assert len(self.waiting) + len(self.running) + following == len(self.requests)
         if not self.requests and not self._pieces:
             stats = self.cache.stats()
-            assert stats.leased == stats.tree_locked == stats.in_flight == 0, f"idle, yet pages are held: {stats}"
-
-
-def _token_logprobs(row: RowLogprobs | None) -> TokenLogprobs:
-    assert row is not None
-    return TokenLogprobs(row.token_ids.tolist(), row.logprobs.tolist(), row.rank)
+            pages = (stats.leased, stats.tree_locked - stats.pinned, stats.in_flight)
+            assert pages == (0, 0, 0), f"idle, yet pages are held: {stats}"

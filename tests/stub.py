@@ -10,7 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from trunkline.step import Plan, RowLogprobs, StepResult
+from trunkline.step import CopyKind, PageCopy, Plan, RowLogprobs, StepResult
 
 UNWRITTEN = -1
 VOCAB_SIZE = 97
@@ -39,6 +39,8 @@ class StubWorker:
 
     step_seconds   what a step takes
     depth          steps in flight while another is planned
+    host_slots     of its host tier; a page's bytes are its tokens
+    fingerprint    of what it computes
     poison_token   a row that reads this token fails, as NaN logits would
     plans          every plan it was given
     in_flight      those that are not waited for yet
@@ -52,10 +54,15 @@ class StubWorker:
         depth: int = 0,
         step_seconds: float = 0.0,
         vocab_size: int = VOCAB_SIZE,
+        host_slots: int = 0,
+        fingerprint: str = "",
         poison_token: int | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.page_bytes = 4 * page_size
+        self.host_pages = np.zeros((host_slots, self.page_bytes), np.uint8)
+        self.fingerprint = fingerprint
         self.depth = depth
         self.step_seconds = step_seconds
         self.vocab_size = vocab_size
@@ -82,7 +89,18 @@ class StubWorker:
     def close(self) -> None:
         self.in_flight.clear()
 
+    def _copy(self, copy: PageCopy) -> None:
+        match copy.kind:
+            case CopyKind.STORE:
+                self.host_pages[copy.target] = self.storage[copy.source].view(np.uint8)
+            case CopyKind.LOAD:
+                self.storage[copy.target] = self.host_pages[copy.source].view(np.int32)
+            case CopyKind.FORK:
+                self.storage[copy.target] = self.storage[copy.source]
+
     def _run(self, plan: Plan) -> StepResult:
+        for copy in plan.copies:
+            self._copy(copy)
         token_ids = [self._resolve(int(token)) for token in plan.token_ids]
         owner = np.repeat(np.arange(plan.num_requests), np.diff(plan.query_start))
         slots = [

@@ -96,6 +96,13 @@ async def test_seed_and_n(llm: AsyncLLM) -> None:
     assert alone.text == texts[2]
 
 
+async def test_n_continuations_read_their_prompt_once(llm: AsyncLLM) -> None:
+    before = (await llm.call("stats"))["prompt_tokens_computed_total"]
+    output = await last(llm.generate("one two three one two four", SamplingParams(n=4, seed=5, max_tokens=6)))
+    assert len(output.prompt_token_ids) % 16 and output.cached_tokens == 0
+    assert (await llm.call("stats"))["prompt_tokens_computed_total"] - before == len(output.prompt_token_ids)
+
+
 async def test_logprobs(llm: AsyncLLM) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     output = await last(llm.generate("hello world and", sampling))
@@ -118,6 +125,18 @@ async def test_stop_string_ends_the_request_in_the_engine_too(llm: AsyncLLM) -> 
     assert output.text == text[: text.index(stop)]
     assert output.outputs[0].stop_reason == stop
     assert (await idle(llm))["generation_tokens_total"] - before < 1000
+
+
+async def test_explain(llm: AsyncLLM) -> None:
+    prompt = "a prompt to explain, long enough for a page"
+    assert (await llm.explain(prompt)).cached_tokens == 0
+    await last(llm.generate(prompt, GREEDY, cache_salt="s"))
+    explained = await llm.explain(prompt, cache_salt="s")
+    assert (explained.reason, explained.cached_tokens) == ("complete", 32)
+    assert await llm.explain(llm.tokenizer.encode(prompt), cache_salt="s") == explained
+    assert (await llm.explain(prompt)).reason == "namespace"
+    with pytest.raises(InvalidParameter, match="The prompt is empty"):
+        await llm.explain("")
 
 
 async def test_leaving_the_loop_aborts(llm: AsyncLLM) -> None:

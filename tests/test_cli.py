@@ -110,7 +110,7 @@ def test_flags_reach_their_places() -> None:
     )
     assert (engine.worker.device, engine.worker.threads) == ("cpu", 2)
     assert api.served_model_names == ("a", "b")
-    assert (api.api_key, api.chat_template, api.port) == ("k", "t.jinja", 0)
+    assert (api.api_keys, api.chat_template, api.port) == (("k",), "t.jinja", 0)
 
 
 def test_gguf_is_served_under_its_bare_name() -> None:
@@ -126,10 +126,30 @@ def test_without_a_model_the_built_in_one_is_served(monkeypatch: pytest.MonkeyPa
 
 def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUNKLINE_API_KEY", "from-environment")
-    assert config("m").api.api_key == "from-environment"
-    assert config("m", "--api-key", "from-flag").api.api_key == "from-flag"
+    assert config("m").api.api_keys == ("from-environment",)
+    assert config("m", "--api-key", "from-flag").api.api_keys == ("from-flag",)
     monkeypatch.setenv("TRUNKLINE_API_KEY", "")
-    assert config("m").api.api_key is None
+    assert config("m").api.api_keys == ()
+
+
+def test_several_keys_and_the_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = config("m", "--api-key", "a", "b", "a", "--admin-api-key", "root", "--cache-sharing", "all").api
+    assert (api.api_keys, api.admin_api_key, api.cache_sharing) == (("a", "b"), "root", "all")
+    assert (config("m").api.admin_api_key, config("m").api.cache_sharing) == (None, "key")
+    monkeypatch.setenv("TRUNKLINE_ADMIN_API_KEY", "from-environment")
+    assert config("m").api.admin_api_key == "from-environment"
+
+
+@pytest.mark.parametrize("arguments", [["--api-key", "sécret"], ["--api-key", "a", ""], ["--admin-api-key", "sec ret"]])
+def test_keys_that_no_client_can_send_are_not_shown(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"A key of {arguments[0]} is empty or has other characters") as refused:
+        config("m", *arguments)
+    assert "ret" not in str(refused.value)
+
+
+def test_model_among_the_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"The last --api-key is the path of a file or folder\. Write"):
+        config("--api-key", "a", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +175,7 @@ def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         (["serve", ""], 1, "The model is ''; give the path"),
         (["serve", "--model", ""], 1, "The model is ''; give the path"),
         (["sevre"], 2, "command is 'sevre'; did you mean serve?"),
-        (["dance"], 2, "command is 'dance'; there are serve, chat, bench."),
+        (["dance"], 2, "command is 'dance'; there are serve, chat, simulate, bench."),
         (["bench", "serv"], 2, "did you mean serve?"),
         (["bench", "serve", "--workload", "W99"], 1, "W99"),
         (

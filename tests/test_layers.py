@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # What all processes share; any folder may import these from trunkline/.
-SHARED = ("__version__", "config", "errors", "inputs", "messages", "outputs", "sampling", "step", "units")
+SHARED = ("__version__", "config", "errors", "inputs", "messages", "outputs", "sampling", "step", "traces", "units")
 
 # Folder -> what of ours it may import besides itself and SHARED.
 MAY_IMPORT = {
@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "grammar": ("models.tokenizer",),
     "scheduler": ("radix", "grammar"),
     "api": ("models.tokenizer", "models.checkpoint", "grammar.lint", "async_llm"),
-    "trunkline/bench": ("models.tokenizer", "models.checkpoint"),
+    "trunkline/bench": ("models.tokenizer", "models.checkpoint", "radix"),
 }
 
 # Single files that may import more, and why.

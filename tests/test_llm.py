@@ -77,6 +77,14 @@ def test_n_continuations_have_seeds_of_their_own(llm: LLM) -> None:
     assert llm.generate("hello", alone)[0].text == first.outputs[1].text
 
 
+def test_n_continuations_read_their_prompt_once(llm: LLM) -> None:
+    before = llm.engine.stats()["prompt_tokens_computed_total"]
+    (output,) = llm.generate("one two three one two four", SamplingParams(n=4, seed=5, max_tokens=6, ignore_eos=True))
+    num_prompt = len(output.prompt_token_ids)
+    assert num_prompt % 16 and output.cached_tokens == 0
+    assert llm.engine.stats()["prompt_tokens_computed_total"] - before == num_prompt
+
+
 def test_seeds_count_around_the_largest(llm: LLM) -> None:
     sampling = SamplingParams(n=2, seed=2**64 - 1, max_tokens=12, ignore_eos=True)
     last, first = llm.generate("hello", sampling)[0].outputs

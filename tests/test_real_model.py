@@ -80,12 +80,12 @@ def test_same_tokens_cold_warm_alone_batched_chunked_preempted_uncached() -> Non
     expected, _ = run(alone=True, enable_prefix_caching=False)  # cold: nothing is ever reused
     warm, llm = run(again=True)
     assert warm == expected
-    assert llm.engine.stats()["prefix_cache_hits_total"] > 10_000
+    assert llm.engine.scheduler.counters.prefix_cache_hits > 10_000
     assert run(max_num_seqs=32)[0] == expected
     assert run(alone=True)[0] == expected
     assert run(max_num_batched_tokens=17, max_num_seqs=17)[0] == expected
     assert run(enable_prefix_caching=False)[0] == expected
     for enable_prefix_caching in (True, False):
         preempted, llm = run(num_pages=60, max_model_len=900, enable_prefix_caching=enable_prefix_caching)
-        assert llm.engine.stats()["num_preemptions_total"] > 0
+        assert llm.engine.scheduler.counters.preemptions > 0
         assert preempted == expected

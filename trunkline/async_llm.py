@@ -13,9 +13,11 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
+from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.client import EngineClient
 from trunkline.api.engine_process import EngineProcess
 from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
+from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
 from trunkline.config import EngineConfig, EngineFlags, engine_config
@@ -26,8 +28,16 @@ from trunkline.errors import (
     InvalidParameter,
     Overloaded,
 )
-from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, check_labels, checked_sampling, token_ids_of
-from trunkline.messages import Generate, Loading, Ready
+from trunkline.inputs import (
+    CHAT_DEFAULT,
+    GENERATE_DEFAULT,
+    NOTHING,
+    Prompt,
+    check_labels,
+    checked_sampling,
+    token_ids_of,
+)
+from trunkline.messages import CacheReport, Generate, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import RequestOutput
@@ -202,6 +212,16 @@ class AsyncLLM:
         async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
             yield output
 
+    async def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explanation:
+        """How much of a prompt is cached now, and why not more: `.sentence` says it in words. Nothing is computed."""
+        await self.start()
+        token_ids = await self.encode(prompt) if isinstance(prompt, str) else token_ids_of(prompt)
+        client, ready = self._running()
+        self._check_prompt(token_ids, ready, NOTHING, "prompt")
+        read = ReadPrompt(token_ids, self.tokenizer)
+        reply = await client.call("explain", tenant="", salt=cache_salt, prompt=read.to_bytes())
+        return explain(msgspec.convert(reply, CacheReport), read, page_size=ready.page_size)
+
     def abort(self, request_id: str) -> None:
         """End a request of `generate` or `chat`: its last output says finish_reason "abort". Unknown ids are ignored."""
         if generation := self._generations.get(request_id):
@@ -224,13 +244,17 @@ class AsyncLLM:
 
         Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it cannot fit.
         """
-        fewest = len(text) // self._longest_token
-        if fewest > self.max_tokens_per_request:
-            cause = " (That is the fewest it can be: a text this long is refused before it is tokenized.)"
-            raise ContextLengthExceeded(limit=self.max_tokens_per_request, seen=fewest, what=what, cause=cause)
+        self.check_num_characters(len(text), what=what)
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def check_num_characters(self, num_characters: int, *, what: str = "prompt") -> None:
+        """Raises ContextLengthExceeded for a text so long that it cannot fit, however it is tokenized."""
+        fewest = num_characters // self._longest_token
+        if fewest > self.max_tokens_per_request:
+            cause = " (That is the fewest it can be: a text this long is refused before it is tokenized.)"
+            raise ContextLengthExceeded(limit=self.max_tokens_per_request, seen=fewest, what=what, cause=cause)
 
     def submit(
         self,
@@ -239,13 +263,19 @@ class AsyncLLM:
         *,
         request_id: str,
         priority: int = 0,
+        tenant: str = "",
         salt: str = "",
+        pin_seconds: float = 0.0,
+        pin_tokens: int | None = None,
         what: str = "prompt",
         observer: Observer | None = None,
     ) -> Generation:
         """Send prompts to the engine: `sampling.n` continuations of each, i of them with seed + i.
 
-        what  the parameter to name in errors: "prompt" or "messages"
+        tenant       whose request: tenants never share cached prefixes
+        pin_seconds  keep the prompts in the cache for so long, as far as the tenant's share allows; 0: don't
+        pin_tokens   of each prompt, only so many first tokens
+        what         the parameter to name in errors: "prompt" or "messages"
 
         Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, Overloaded, EngineDead.
         """
@@ -256,6 +286,7 @@ class AsyncLLM:
         choices: dict[str, OutputProcessor] = {}
         for prompt in prompts:
             self._check_prompt(prompt, ready, sampling, what)
+            group = f"{request_id}-{next(self._numbers)}" if sampling.n > 1 else ""
             for params in continuations:
                 # Numbered: a caller may use an id again while the last messages of its first use are still on their way.
                 name = f"{request_id}-{next(self._numbers)}"
@@ -268,10 +299,25 @@ class AsyncLLM:
                         prompt=array("i", prompt).tobytes(),
                         sampling=msgspec.structs.replace(params, stop=()),  # text is none of the engine's business
                         priority=priority,
+                        tenant=tenant,
                         salt=salt,
+                        group=group,
+                        pin_seconds=pin_seconds if len(requests) % sampling.n == 0 else 0.0,  # once for each prompt
+                        pin_tokens=pin_tokens,
                     )
                 )
-        return Generation(client.generate(requests), choices, prompts=prompts, n=sampling.n, observer=observer)
+        return Generation(
+            client.generate(requests),
+            choices,
+            prompts=prompts,
+            n=sampling.n,
+            has_pin=pin_seconds > 0,
+            observer=observer,
+        )
+
+    def check_prompt(self, prompt: Sequence[int], sampling: SamplingParams, *, what: str = "prompt") -> None:
+        """Raises ContextLengthExceeded, and InvalidParameter for no tokens and for ids outside the vocabulary."""
+        self._check_prompt(prompt, self._running()[1], sampling, what)
 
     def _check_prompt(self, prompt: Sequence[int], ready: Ready, sampling: SamplingParams, what: str) -> None:
         """The engine would refuse it too; but here all of a request's prompts are looked at before any is sent."""

@@ -1,4 +1,4 @@
-"""The command line: `trunkline serve`, `trunkline chat`, `trunkline bench`. Parses flags; the work is imported when it is done.
+"""The command line: `trunkline serve`, `chat`, `simulate` and `bench`. Parses flags; the work is imported when it is done.
 
 Flags are named as in vLLM where the meaning is the same. An error is one sentence on stderr: exit code 2 for a flag that does not
 exist or cannot be read, 1 for anything that cannot be done.
@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from trunkline import __version__
 from trunkline.cli_parser import Parser
 from trunkline.config import (
+    ADMIN_API_KEY_VARIABLE,
     API_KEY_VARIABLE,
+    CACHE_SHARING,
     DEVICES,
     DTYPES,
+    EVICTION_POLICIES,
     LOAD_FORMATS,
     POLICIES,
+    PREEMPTION_MODES,
     ApiConfig,
     CacheConfig,
     ModelSource,
@@ -51,6 +55,7 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(metavar="command", parser_class=Parser)
     _add_serve(commands)
     _add_chat(commands)
+    _add_simulate(commands)
     _add_bench(commands)
     return parser
 
@@ -75,9 +80,21 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         block_size=args.block_size,
         enable_prefix_caching=args.enable_prefix_caching,
         kv_cache_memory=args.kv_cache_memory,
+        eviction_policy=args.eviction_policy,
+        host_cache_memory=args.host_cache_memory,
+        disk_cache_dir=args.disk_cache_dir,
+        disk_cache_size=args.disk_cache_size,
+        tenant_cache_share=args.tenant_cache_share,
+        max_pinned_share=args.max_pinned_share,
         scheduling_policy=args.scheduling_policy,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        fairness=args.fairness,
+        target_token_seconds=args.target_token_seconds,
+        max_waiting_requests=args.max_waiting_requests,
+        max_waiting_tokens=args.max_waiting_tokens,
+        preemption_mode=args.preemption_mode,
+        num_speculative_tokens=args.num_speculative_tokens,
         device=args.device,
         threads=args.threads,
     )
@@ -85,11 +102,34 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         host=args.host,
         port=args.port,
         served_model_names=tuple(args.served_model_name or (_served_name(model),)),
-        api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None,
+        api_keys=_api_keys(args),
+        admin_api_key=_key(args.admin_api_key, ADMIN_API_KEY_VARIABLE, "--admin-api-key"),
+        cache_sharing=args.cache_sharing,
         chat_template=args.chat_template,
         generation_config=args.generation_config,
     )
     return ServeConfig(engine=engine, api=api)
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Each once. Raises ConfigError for what no client can send, and for a model that slipped in among them."""
+    given = args.api_key or [key for key in [os.environ.get(API_KEY_VARIABLE)] if key]
+    if args.api_key and args.model is None and os.path.exists(args.api_key[-1]):
+        raise ConfigError("The last --api-key is the path of a file or folder. Write the model before the flags.")
+    return tuple(dict.fromkeys(_checked_key(key, "--api-key") for key in given))
+
+
+def _key(given: str | None, variable: str, flag: str) -> str | None:
+    key = given or os.environ.get(variable)
+    return _checked_key(key, flag) if key else None
+
+
+def _checked_key(key: str, flag: str) -> str:
+    if not key.isascii() or not key.isprintable() or " " in key or not key:
+        raise ConfigError(
+            f"A key of {flag} is empty or has other characters than visible ASCII, which no client can send."
+        )
+    return key
 
 
 def _help(args: argparse.Namespace) -> int:
@@ -126,8 +166,7 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         knows_others=True,
     )
     command.set_defaults(run=_serve, parser=command)
-    source, cache, scheduler, worker = ModelSource(path=""), CacheConfig(), SchedulerConfig(), WorkerConfig()
-    api = ApiConfig(served_model_names=("",))
+    source, worker, api = ModelSource(path=""), WorkerConfig(), ApiConfig(served_model_names=("",))
 
     group = command.add_argument_group("model")
     group.add_argument(
@@ -153,7 +192,42 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="whose generation_config.json gives the default sampling parameters: auto is the model's, vllm nobody's",
     )
 
-    group = command.add_argument_group("cache and scheduling")
+    _add_cache(command.add_argument_group("cache"), CacheConfig())
+    _add_scheduling(command.add_argument_group("scheduling"), SchedulerConfig())
+
+    group = command.add_argument_group("device")
+    group.add_argument("--device", choices=DEVICES, default=worker.device, help="what the model runs on")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+
+    group = command.add_argument_group("server")
+    group.add_argument("--host", default=api.host, help="address to listen on; 0.0.0.0: all")
+    group.add_argument("--port", type=int, default=api.port, help="0: any that is free")
+    group.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="what requests call the model (default: MODEL as given)"
+    )
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help=f"one of them is wanted of every request to /v1 (default: ${API_KEY_VARIABLE}, else no key)",
+    )
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help=f"a key that may also see and flush what other keys have cached (default: ${ADMIN_API_KEY_VARIABLE})",
+    )
+    group.add_argument(
+        "--cache-sharing",
+        choices=CACHE_SHARING,
+        default=api.cache_sharing,
+        help="who finds whose cached prefixes: key, each API key its own; all, everybody everybody's",
+    )
+    group.add_argument(
+        "-v", "--verbose", action="store_true", help="log every request, and tracebacks of start-up errors"
+    )
+
+
+def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
     group.add_argument(
         "--block-size", type=int, metavar="N", default=cache.block_size, help="tokens per page of the KV cache"
     )
@@ -170,6 +244,38 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="e.g. 2GiB (default: by the free memory and what the model needs)",
     )
     group.add_argument(
+        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help="what goes first"
+    )
+    group.add_argument(
+        "--host-cache-memory",
+        type=_size,
+        metavar="SIZE",
+        help="keep in host memory what is evicted (default: none, or what --disk-cache-dir needs)",
+    )
+    group.add_argument(
+        "--disk-cache-dir", metavar="FOLDER", help="keep on disk what is used twice or evicted; survives a restart"
+    )
+    group.add_argument(
+        "--disk-cache-size", type=_size, metavar="SIZE", default=cache.disk_cache_size, help="of all files in there"
+    )
+    group.add_argument(
+        "--tenant-cache-share",
+        type=float,
+        metavar="SHARE",
+        default=cache.tenant_cache_share,
+        help="of the pages: what one tenant has beyond it is evicted first",
+    )
+    group.add_argument(
+        "--max-pinned-share",
+        type=float,
+        metavar="SHARE",
+        default=cache.max_pinned_share,
+        help="of the pages: what one tenant may pin; all together twice that",
+    )
+
+
+def _add_scheduling(group: argparse._ArgumentGroup, scheduler: SchedulerConfig) -> None:
+    group.add_argument(
         "--scheduling-policy", choices=POLICIES, default=scheduler.policy, help="order of the waiting requests"
     )
     group.add_argument(
@@ -182,22 +288,44 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         default=scheduler.max_num_batched_tokens,
         help="tokens in one step: more read prompts faster, fewer keep running streams smoother",
     )
-
-    group = command.add_argument_group("device")
-    group.add_argument("--device", choices=DEVICES, default=worker.device, help="what the model runs on")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-
-    group = command.add_argument_group("server")
-    group.add_argument("--host", default=api.host, help="address to listen on; 0.0.0.0: all")
-    group.add_argument("--port", type=int, default=api.port, help="0: any that is free")
     group.add_argument(
-        "--served-model-name", nargs="+", metavar="NAME", help="what requests call the model (default: MODEL as given)"
+        "--target-token-seconds",
+        type=float,
+        metavar="SECONDS",
+        help="wanted longest time between tokens of running streams: prompts are read in smaller chunks to keep it (default: none)",
     )
     group.add_argument(
-        "--api-key", metavar="KEY", help=f"wanted of every request to /v1 (default: ${API_KEY_VARIABLE}, else no key)"
+        "--fairness",
+        action=argparse.BooleanOptionalAction,
+        default=scheduler.fairness,
+        help="between tenants, by the uncached tokens that each was served",
     )
     group.add_argument(
-        "-v", "--verbose", action="store_true", help="log every request, and tracebacks of start-up errors"
+        "--max-waiting-requests",
+        type=int,
+        metavar="N",
+        default=scheduler.max_waiting_requests,
+        help="more are refused with 429",
+    )
+    group.add_argument(
+        "--max-waiting-tokens",
+        type=int,
+        metavar="N",
+        default=scheduler.max_waiting_tokens,
+        help="of the prompts that wait; more are refused with 429",
+    )
+    group.add_argument(
+        "--preemption-mode",
+        choices=PREEMPTION_MODES,
+        default=scheduler.preemption_mode,
+        help="how a preempted request comes back; auto: the cheaper way",
+    )
+    group.add_argument(
+        "--num-speculative-tokens",
+        type=int,
+        metavar="N",
+        default=scheduler.num_speculative_tokens,
+        help="drafts a request may have in one step, from the tree or its own prompt; 0: none",
     )
 
 
@@ -246,14 +374,37 @@ def _chat(args: argparse.Namespace) -> int:
     )
 
 
-def _add_bench(commands: "argparse._SubParsersAction[Parser]") -> None:
-    from trunkline.bench.cli import add_arguments, run
+def _add_simulate(commands: "argparse._SubParsersAction[Parser]") -> None:
+    from trunkline.cli_simulate import add_arguments, run
 
-    command = commands.add_parser("bench", help="measure a server", description="Measure a server.")
+    command = commands.add_parser(
+        "simulate",
+        help="plan capacity: a trace through the real scheduler and tree, on a virtual clock",
+        description="Run recorded traffic through the real scheduler and prefix tree on a virtual clock, with a formula for what a"
+        " step costs: hit rates and times to first token for each queue order and size of cache.",
+        formatter_class=_Help,
+    )
+    command.set_defaults(run=run, parser=command, verbose=False)
+    add_arguments(command)
+
+
+def _add_bench(commands: "argparse._SubParsersAction[Parser]") -> None:
+    from trunkline.bench import cache_cli, cli
+
+    command = commands.add_parser(
+        "bench", help="measure a server, or the prefix cache", description="Measure a server, or the prefix cache."
+    )
     command.set_defaults(run=_help, parser=command, verbose=False)
     kinds = command.add_subparsers(metavar="what", parser_class=Parser)
     serving = kinds.add_parser(
         "serve", help="any OpenAI-compatible server", description="Measure any OpenAI-compatible server."
     )
-    serving.set_defaults(run=run, parser=serving, verbose=False)
-    add_arguments(serving)
+    serving.set_defaults(run=cli.run, parser=serving, verbose=False)
+    cli.add_arguments(serving)
+    cache = kinds.add_parser(
+        "cache",
+        help="what the prefix tree costs, operation by operation",
+        description="Measure what the prefix tree costs, operation by operation, and its hit rate on recorded traffic.",
+    )
+    cache.set_defaults(run=cache_cli.run, parser=cache, verbose=False)
+    cache_cli.add_arguments(cache)

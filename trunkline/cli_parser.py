@@ -36,11 +36,14 @@ NAMES_HERE: Mapping[str, str] = {
     "--kv-cache-memory-bytes": "--kv-cache-memory, a size such as 2GiB",
     "--mem-fraction-static": "--kv-cache-memory, a size such as 2GiB",
     "-t": "--threads",
+    "--draft-max": "--num-speculative-tokens",
+    "--speculative-num-draft-tokens": "--num-speculative-tokens",
 }
 
 _ONE_DEVICE = "it is not there yet: the model runs on one device"
 _CPU_ONLY = "it is not there yet: the model runs on the CPU"
 _STORED = "it is not there yet: weights and KV cache are stored as --dtype says; a quantized GGUF file can be served"
+_DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
 _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
 
 # Those that have no counterpart, and why.
@@ -60,7 +63,10 @@ NOT_HERE: Mapping[str, str] = {
     "--quantization": _STORED,
     "-q": _STORED,
     "--kv-cache-dtype": _STORED,
-    "--speculative-config": "it is not there yet: there is no speculative decoding",
+    "--speculative-config": _DRAFTS,
+    "--speculative-algorithm": _DRAFTS,
+    "--model-draft": _DRAFTS,
+    "-md": _DRAFTS,
     "--enable-lora": "it is not there yet: there are no LoRA adapters",
     "--tokenizer": "it is not there yet: the tokenizer is the model's own",
     "--trust-remote-code": "leave it out: code that comes with a checkpoint is never run",

@@ -1,6 +1,7 @@
 """Settings, frozen and composed: each part is handed its own piece, never the whole."""
 
 import difflib
+import math
 import os
 from typing import Any, TypedDict, Unpack
 
@@ -8,11 +9,16 @@ import msgspec
 
 from trunkline.errors import ConfigError
 
-POLICIES = ("window", "fcfs", "lpm", "priority")
+POLICIES = ("window", "fcfs", "lpm", "dfs-weight", "shortest", "priority", "throughput", "latency")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
+CACHE_SHARING = ("key", "all")
+MAX_SPECULATIVE_TOKENS = 64
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
+ADMIN_API_KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"  # and --admin-api-key
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,12 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     kv_cache_memory: int | None = None  # bytes; None: see workers.memory
     num_pages: int | None = None  # overrides kv_cache_memory
+    eviction_policy: str = "lru"  # one of EVICTION_POLICIES
+    host_cache_memory: int | None = None  # bytes of the tier in host memory; None: what the disk tier needs, else none
+    disk_cache_dir: str | None = None  # folder of the tier on disk; None: no such tier
+    disk_cache_size: int = 10 * 2**30  # bytes
+    tenant_cache_share: float = 1.0  # of the pages: more than this of one tenant is evicted first
+    max_pinned_share: float = 0.25  # of the pages: what one tenant may pin; all together twice that
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +54,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512  # tokens in one step: what a long prompt may hold up running streams by
     window_seconds: float = 20.0  # W: nobody is overtaken by a request that arrived more than this later
     window_gamma: float = 50.0  # seconds of queue order per second of uncached prefill
+    fairness: bool = True  # between tenants, by the uncached tokens each was served
+    target_token_seconds: float | None = None  # wanted longest time between tokens of running streams; None: no target
+    max_waiting_requests: int = 4096  # more are refused with 429
+    max_waiting_tokens: int = 16 * 2**20  # prompt tokens of all waiting requests; more are refused with 429
+    preemption_mode: str = "auto"  # one of PREEMPTION_MODES; auto: what is cheaper
+    num_speculative_tokens: int = 8  # drafts a request may have in one step; 0: no speculation
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +89,17 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...]
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()  # any of them is wanted of every request to /v1; none: everything is open
+    admin_api_key: str | None = None  # may do what any of them may, and see and flush what belongs to others
+    cache_sharing: str = "key"  # one of CACHE_SHARING: who finds whose cached prefixes
     chat_template: str | None = None  # path of a Jinja file, or the template itself; None: the model's own
     generation_config: str = "auto"  # whose sampling defaults: the checkpoint's ("auto"), ours ("vllm"), or a folder's
     max_body_bytes: int = 32 * 2**20
+
+    @property
+    def has_keys(self) -> bool:
+        """False: everything is open."""
+        return bool(self.api_keys) or self.admin_api_key is not None
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,9 +120,21 @@ class EngineFlags(TypedDict, total=False):
     enable_prefix_caching: bool
     kv_cache_memory: int | None
     num_pages: int | None
+    eviction_policy: str
+    host_cache_memory: int | None
+    disk_cache_dir: str | None
+    disk_cache_size: int
+    tenant_cache_share: float
+    max_pinned_share: float
     scheduling_policy: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    fairness: bool
+    target_token_seconds: float | None
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    preemption_mode: str
+    num_speculative_tokens: int
     device: str
     threads: int | None
     log_stats_seconds: float
@@ -141,6 +178,9 @@ _CHOICES = {
     "load_format": LOAD_FORMATS,
     "dtype": DTYPES,
     "scheduling_policy": POLICIES,
+    "eviction_policy": EVICTION_POLICIES,
+    "preemption_mode": PREEMPTION_MODES,
+    "fairness": (True, False),
     "device": DEVICES,
     "enable_prefix_caching": (True, False),
 }
@@ -152,9 +192,22 @@ _AT_LEAST_ONE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "threads",
+    "host_cache_memory",
+    "disk_cache_size",
+    "max_waiting_requests",
+    "max_waiting_tokens",
 )
+_SHARES = ("tenant_cache_share", "max_pinned_share")
 _NOT_ON_THE_COMMAND_LINE = ("num_pages", "log_stats_seconds")
-_MAY_BE_NONE = ("max_model_len", "kv_cache_memory", "num_pages", "threads")
+_MAY_BE_NONE = (
+    "max_model_len",
+    "kv_cache_memory",
+    "num_pages",
+    "threads",
+    "host_cache_memory",
+    "disk_cache_dir",
+    "target_token_seconds",
+)
 
 
 def _model_path(model: Any) -> str:
@@ -178,5 +231,13 @@ def _check(flag: str, value: Any) -> None:
         raise ConfigError(f"{shown}; allowed is an integer of at least 1.")
     if flag == "seed" and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63):
         raise ConfigError(f"{shown}; allowed is an integer from 0 to {2**63 - 1}.")
+    if flag == "num_speculative_tokens" and (type(value) is not int or not 0 <= value <= MAX_SPECULATIVE_TOKENS):
+        raise ConfigError(f"{shown}; allowed is an integer from 0 to {MAX_SPECULATIVE_TOKENS}.")
+    if flag in _SHARES and not (type(value) in (int, float) and 0 < value <= 1):
+        raise ConfigError(f"{shown}; allowed is a share above 0 and up to 1.")
+    if flag == "target_token_seconds" and not (type(value) in (int, float) and 0 < value < math.inf):
+        raise ConfigError(f"{shown}; allowed is a number of seconds above 0.")
+    if flag == "disk_cache_dir" and (not isinstance(value, str) or not value or "\0" in value):
+        raise ConfigError(f"{shown}; allowed is the path of a folder.")
     if flag == "log_stats_seconds" and not (isinstance(value, int | float) and value >= 0):
         raise ConfigError(f"{shown}; allowed is a number of seconds, or 0 for never.")

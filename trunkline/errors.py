@@ -7,7 +7,9 @@
     ├── RequestError                 one request is refused; every other request goes on
     │   ├── InvalidParameter         400  a value of the wrong type or out of range
     │   ├── ContextLengthExceeded    400  the prompt is longer than the model or than the whole cache
+    │   ├── PinRefused               400  more would be pinned than a tenant may, or less than a page
     │   ├── ModelNotFound            404  no model of that name is served
+    │   ├── QueueFull                429  too much is waiting already
     │   ├── Overloaded               503  the engine is still loading, or shutting down
     │   └── GenerationFailed         500  the engine could not go on with this request
     └── EngineDead                   the engine process ended; requests in flight are lost
@@ -45,15 +47,17 @@ class ConfigError(StartupError):
 class RequestError(TrunklineError):
     """One request is refused.
 
-    status   HTTP status, e.g. 400
-    type     OpenAI's error type, e.g. "invalid_request_error"
-    code     OpenAI's error code, or None
-    param    the name of the offending parameter, or None
+    status       HTTP status, e.g. 400
+    type         OpenAI's error type, e.g. "invalid_request_error"
+    code         OpenAI's error code, or None
+    param        the name of the offending parameter, or None
+    retry_after  seconds after which the caller may try again, or None
     """
 
     status: int = 400
     type: str = "invalid_request_error"
     code: str | None = None
+    retry_after: float | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -87,11 +91,33 @@ class ContextLengthExceeded(RequestError):
         self.seen = seen
 
 
+class PinRefused(RequestError):
+    """A prefix can't be pinned: not with 429, for trying again by itself does not help."""
+
+    code = "pin_refused"
+
+
 class ModelNotFound(RequestError):
     """The request names a model that is not served here."""
 
     status = 404
     code = "model_not_found"
+
+
+class QueueFull(RequestError):
+    """Too much is waiting already. Type and code are those of OpenAI's rate limits: client libraries try again by themselves."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, what: str, where: str, seen: int, limit: int, *, retry_after: float) -> None:
+        """`what` is "requests" or "tokens"; `where` is what is full, e.g. "the queue"."""
+        super().__init__(
+            f"With this request {seen} {what} would wait in {where}; at most {limit} may."
+            f" Please try again in {retry_after:g} seconds."
+        )
+        self.type = what
+        self.retry_after = retry_after
 
 
 class Overloaded(RequestError):

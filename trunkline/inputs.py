@@ -22,6 +22,7 @@ Prompt = str | Sequence[int] | TokensPrompt
 
 GENERATE_DEFAULT = SamplingParams(max_tokens=16)
 CHAT_DEFAULT = SamplingParams(max_tokens=256)
+NOTHING = SamplingParams(max_tokens=0, temperature=0)  # read the prompt only
 
 
 def as_batch(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:

@@ -7,16 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
+import msgspec
 from tqdm import tqdm
 
+from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.generation import OutputProcessor
+from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
 from trunkline.config import EngineFlags, engine_config
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter
 from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, as_batch, checked_sampling, token_ids_of
 from trunkline.interrupts import interrupts_held
-from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
+from trunkline.messages import CacheReport, Call, Failed, Finished, FromEngine, Generate, Reply, Tokens
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import RequestOutput
@@ -112,10 +115,21 @@ class LLM:
         encoded = [_Encoded(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
         return self._run(encoded, sampling, use_tqdm)
 
+    def explain(self, prompt: Prompt) -> Explanation:
+        """How much of a prompt is cached now, and why not more: `.sentence` says it in words. Nothing is computed."""
+        read = ReadPrompt(self._encode(prompt).token_ids, self.tokenizer)
+        with self._lock:
+            if self._closed:
+                raise EngineDead("This LLM has been closed; make a new one.")
+            call = Call(call_id=0, method="explain", args={"tenant": "", "salt": "", "prompt": read.to_bytes()})
+            (reply,) = self.engine.handle(call)
+        assert isinstance(reply, Reply) and reply.error is None, reply
+        return explain(msgspec.convert(reply.result, CacheReport), read, page_size=self.engine.worker.page_size)
+
     def close(self) -> None:
         """Free the model and the cache. Idempotent."""
         self._closed = True
-        self.engine.worker.close()
+        self.engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,7 +202,8 @@ class _Batch:
             self.processors[name] = OutputProcessor(
                 self.llm.tokenizer, params, eos_token_ids=self.llm._eos_token_ids, index=index
             )
-            self.take(self.llm.engine.handle(Generate(request_id=name, prompt=token_ids, sampling=params)))
+            group = request_id if sampling.n > 1 else ""
+            self.take(self.llm.engine.handle(Generate(request_id=name, prompt=token_ids, sampling=params, group=group)))
 
     def take(self, messages: Iterable[FromEngine]) -> int:
         """Hand each message to its continuation; returns how many of them ended. Raises RequestError for a Failed one."""

@@ -29,7 +29,13 @@ class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     prompt: bytes  # token ids, int32 little-endian
     sampling: SamplingParams  # seed is set
     priority: int = 0  # lower is more urgent, as in vLLM
-    salt: str = ""  # requests with different salts never share KV
+    tenant: str = ""  # whose request: fairness and quotas count by tenant, and tenants never share KV
+    salt: str = ""  # within a tenant, requests with different salts never share KV either
+    group: str = (
+        ""  # requests of one group, sent in one frame, have the same prompt: it is read once, and its pages forked
+    )
+    pin_seconds: float = 0.0  # keep the prompt's whole pages for so long, as far as the tenant's share allows
+    pin_tokens: int | None = None  # and of the prompt only so many first tokens; None: all
 
 
 class Abort(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
@@ -52,6 +58,32 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+
+
+class CacheReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How much of a prompt was cached when it was looked up, and why not more.
+
+    reason is one of
+
+    complete         all that can be: the last prompt token is always computed
+    short            nothing can be: the prompt is not longer than a page
+    differs          the cached prefix that comes nearest goes on with other tokens
+    evicted          it was there
+    computing        another request of the same namespace is computing it right now
+    namespace        the same tenant has it, under another salt or adapter
+    unseen           nothing like it was read since the start, or too long ago to remember
+    prompt_logprobs  the prompt's own logprobs are wanted, and the cache holds no logits
+    disabled         prefix caching is off
+    """
+
+    prompt_tokens: int
+    cached_tokens: int  # all tiers together
+    cached_by_tier: dict[str, int] = {}  # "device", "host", "disk": tokens, those with any
+    reason: str = "complete"
+    position: int | None = None  # differs: of the first token that differs
+    expected: bytes = b""  # differs: what is cached from there on, at most 8 token ids, int32 little-endian
+    seconds_ago: float | None = None  # evicted: how long ago
+    cause: str = ""  # evicted: why, one of radix.ghosts.CAUSES
 
 
 class Loading(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
@@ -83,6 +115,7 @@ class Tokens(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tr
     logprobs: list[TokenLogprobs] | None = None  # one per token, if asked for
     prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 … n-1, with the first Tokens, if asked for
     cached_tokens: int = 0  # prompt tokens whose KV was found in the cache at first admission
+    cache_report: CacheReport | None = None  # with the first Tokens
     queue_seconds: float | None = None  # with the first token: from arrival to first admission,
     prefill_seconds: float | None = None  # and from there to this token
 
@@ -96,6 +129,10 @@ class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int = 0  # guesses at its tokens that were verified,
+    accepted_tokens: int = 0  # and those of them that were right
+    pinned_tokens: int = 0  # of the prompt, if a pin was asked for and the tenant's share allowed it
+    pin_id: int | None = None  # of that pin: what the call "unpin" takes
 
 
 class Failed(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
@@ -107,6 +144,7 @@ class Failed(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tr
     type: str = "server_error"
     code: str | None = "internal_error"
     param: str | None = None
+    retry_after: float | None = None  # seconds: of a 429, when to try again
 
 
 class Reply(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

@@ -10,8 +10,9 @@ Letters: T token rows of the step, R requests in it, P page slots of the longest
 Neither side knows text.
 """
 
+import enum
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from trunkline.sampling import SamplingParams
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +53,25 @@ class LogitsRow:
     banned: tuple[int, ...] = ()
 
 
+class CopyKind(enum.Enum):
+    """From where to where whole pages are copied."""
+
+    STORE = "store"  # device page → host slot
+    LOAD = "load"  # host slot → device page
+    FORK = "fork"  # device page → device page
+
+
+class PageCopy(NamedTuple):
+    """Pages to copy before a step computes. The copies of a plan are done in the order in which they stand.
+
+    source, target  int32 [n]: device pages or host slots, as `kind` says; source[i] goes to target[i]
+    """
+
+    kind: CopyKind
+    source: Int32
+    target: Int32
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All that one step needs. Example: request 0 decodes at position 33, request 1 reads a chunk of 3 after 16 cached.
@@ -62,6 +83,7 @@ class Plan:
     context_len   int32 [R]    [34, 19]            tokens in the cache once this step's rows are written
     page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   token at position p lies in page_table[r, p // page_size]; 0 pads
     rows          L LogitsRow  the rows whose logits are wanted, in the order of `at`
+    copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T = R = L = 0
     """
 
     step: int
@@ -71,6 +93,7 @@ class Plan:
     context_len: Int32
     page_table: Int32
     rows: tuple[LogitsRow, ...]
+    copies: tuple[PageCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -99,15 +122,17 @@ class RowLogprobs:
 class StepResult:
     """What a step produced.
 
-    token_ids  int32 [L]  the token each row of the plan chose; -1 where none was asked for, or the row failed
-    logprobs   one entry per row; None where none was asked for
-    failed     row -> why, e.g. its logits held a NaN. Such a request fails alone; its pages are never published
+    token_ids     int32 [L]  the token each row of the plan chose; -1 where none was asked for, or the row failed
+    logprobs      one entry per row; None where none was asked for
+    failed        row -> why, e.g. its logits held a NaN. Such a request fails alone; its pages are never published
+    copy_seconds  what the plan's copies took; 0 if that was not measured
     """
 
     step: int
     token_ids: Int32
     logprobs: tuple[RowLogprobs | None, ...]
     failed: dict[int, str] = field(default_factory=dict)
+    copy_seconds: float = 0.0
 
 
 class Worker(Protocol):
@@ -115,6 +140,10 @@ class Worker(Protocol):
 
     num_pages      pages of KV storage; page ids are 0 … num_pages-1
     page_size      tokens per page
+    page_bytes     bytes of one page, all layers together
+    host_pages     uint8 [host slots, page_bytes]: the slots that `Plan.copies` name, in memory that the engine process reads and
+                   writes, too (the disk tier does); no slots: no tiers. Of a slot only whoever uses it right now knows the content
+    fingerprint    32 hex digits: equal only where the same tokens give the same bytes in a page; "" if there is no disk tier
     depth          steps that may be in flight while another is planned: 0 or 1
     """
 
@@ -122,6 +151,12 @@ class Worker(Protocol):
     def num_pages(self) -> int: ...
     @property
     def page_size(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def host_pages(self) -> UInt8: ...
+    @property
+    def fingerprint(self) -> str: ...
     @property
     def depth(self) -> int: ...
 

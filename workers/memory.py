@@ -1,4 +1,4 @@
-"""How many pages of KV storage there are: what was asked for, or a share of the memory that is available.
+"""How many pages of KV storage and host slots there are: what was asked for, or a share of the memory that is available.
 
 Counts bytes and pages; knows no model and allocates nothing.
 """
@@ -12,6 +12,8 @@ from trunkline.errors import ConfigError
 from trunkline.units import format_bytes
 
 DEFAULT_KV_CACHE_MEMORY = 4 * 2**30  # bytes, on a CPU; less where that is more than half of the memory available
+STAGING_MEMORY = 512 * 2**20  # bytes of host memory between device and disk
+MIN_STAGING_PAGES = 16
 
 
 def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_num_seqs: int, available: int) -> int:
@@ -56,6 +58,34 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
             f" {format_bytes(available)} of memory is available. Please lower --kv-cache-memory."
         )
     return num_pages
+
+
+def size_host_tier(cache: CacheConfig, *, page_bytes: int, available: int) -> int:
+    """Number of host slots, each of one page.
+
+    host_cache_memory   if given, as many as fit in so many bytes
+    disk_cache_dir      if given alone, enough to pass pages through: STAGING_MEMORY, or an eighth of the `available` bytes if
+                        that is less
+    neither             none
+
+    Raises ConfigError if not even one page fits, or if they would not fit in the memory available.
+    """
+    if cache.host_cache_memory is not None:
+        memory = cache.host_cache_memory
+        if memory < page_bytes:
+            raise ConfigError(
+                f"--host-cache-memory is {format_bytes(memory)}; one page of this model takes {format_bytes(page_bytes)}."
+                " Please raise it."
+            )
+        if memory > available:
+            raise ConfigError(
+                f"--host-cache-memory is {format_bytes(memory)}, but beside the KV cache only {format_bytes(max(0, available))}"
+                " of memory is available. Please lower it, or --kv-cache-memory."
+            )
+        return memory // page_bytes
+    if cache.disk_cache_dir is None:
+        return 0
+    return max(MIN_STAGING_PAGES, min(STAGING_MEMORY, available // 8) // page_bytes)
 
 
 def available_memory(root: Path = Path("/")) -> int:

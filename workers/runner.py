@@ -22,7 +22,7 @@ from trunkline.models.checkpoint import Checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
 from trunkline.models.registry import Model, model_class
-from trunkline.step import Int32, Plan
+from trunkline.step import CopyKind, Int32, PageCopy, Plan, UInt8
 
 
 def load_runner(
@@ -59,15 +59,17 @@ def _storage_dtype(wanted: str, checkpoint: str, kernels: Kernels) -> torch.dtyp
 class ModelRunner:
     """A loaded model and its pages.
 
-    config   of the model
-    dtype    how weights are stored, e.g. "float16"
-    device   for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
+    config    of the model
+    dtype     how weights are stored, e.g. "float16"
+    device    for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
+    numerics  of the kernels, see kernels.interface
     """
 
     def __init__(self, model: Model, kernels: Kernels, dtype: torch.dtype) -> None:
         self.config: ModelConfig = model.config
         self.dtype = str(dtype).removeprefix("torch.")
         self.device = f"cpu ({kernels.description})"
+        self.numerics = kernels.numerics
         self._model = model
         self._kernels = kernels
         self._dtype = dtype
@@ -93,6 +95,41 @@ class ModelRunner:
             head_dim=config.head_dim,
             dtype=self._dtype,
         )
+
+    def copy_pages(self, copy: PageCopy, host_pages: UInt8) -> None:
+        """Copy whole pages, in the order given. A slot holds the keys of a page, layer by layer, and then its values.
+
+        host_pages  uint8 [slots, page_bytes]
+
+        Raises ValueError, before anything is copied, for a page or a slot that there isn't.
+        """
+        assert self._kv is not None, "allocate() comes first"
+        num_pages, num_slots = self._kv.num_pages, len(host_pages)
+        limits = {
+            CopyKind.STORE: (num_pages, num_slots),
+            CopyKind.LOAD: (num_slots, num_pages),
+            CopyKind.FORK: (num_pages, num_pages),
+        }
+        for name, ids, limit in zip(("source", "target"), (copy.source, copy.target), limits[copy.kind], strict=True):
+            if len(ids) != len(copy.source) or (len(ids) and not 0 <= ids.min() <= ids.max() < limit):
+                raise ValueError(
+                    f"A copy of kind '{copy.kind.value}' names {len(ids)} as {name}: {ids}; allowed are {len(copy.source)}"
+                    f" from 0 to {limit - 1}."
+                )
+        slots, begin = torch.from_numpy(host_pages), 0
+        for pool in (self._kv.keys, self._kv.values):
+            pages = pool.flatten(2).view(torch.uint8)  # [layers, pages, bytes]
+            end = begin + pages.shape[0] * pages.shape[2]
+            parts = slots[:, begin:end].unflatten(1, (pages.shape[0], -1))  # [slots, layers, bytes]
+            begin = end
+            for source, target in zip(copy.source.tolist(), copy.target.tolist(), strict=True):
+                match copy.kind:
+                    case CopyKind.STORE:
+                        parts[target].copy_(pages[:, source])
+                    case CopyKind.LOAD:
+                        pages[:, target].copy_(parts[source])
+                    case CopyKind.FORK:
+                        pages[:, target].copy_(pages[:, source])
 
     def forward(self, plan: Plan, token_ids: Int32) -> Tensor:
         """Logits float32 [L, V] of plan.rows; the keys and values of all T rows are in their pages afterwards.

@@ -4,9 +4,11 @@
     handle = worker.submit(plan)      # checks the plan, starts the step
     result = worker.wait(handle)      # StepResult
 
-A step is: fill in the tokens that the step before chose, forward, sample. The plan is all it knows: no requests, no tree.
+A step is: copy pages, fill in the tokens that the step before chose, forward, sample. Without tokens, copying is all of it.
+The plan is all it knows: no requests, no tree.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -16,9 +18,10 @@ import numpy as np
 
 from trunkline.config import EngineConfig
 from trunkline.models.checkpoint import open_checkpoint
+from trunkline.models.fingerprint import fingerprint
 from trunkline.models.tokenizer import load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
-from trunkline.workers.memory import available_memory, size_pool
+from trunkline.workers.memory import available_memory, size_host_tier, size_pool
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
 
@@ -32,14 +35,19 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
     max_model_len = config.model.max_model_len or checkpoint.config.max_position_embeddings
     runner = load_runner(checkpoint, config.model.dtype, config.worker.threads, on_progress)
     page_size = config.cache.block_size
+    page_bytes, available = runner.page_bytes(page_size), available_memory()
     num_pages = size_pool(
         config.cache,
-        page_bytes=runner.page_bytes(page_size),
+        page_bytes=page_bytes,
         max_model_len=max_model_len,
         max_num_seqs=config.scheduler.max_num_seqs,
-        available=available_memory(),
+        available=available,
     )
+    num_host_slots = size_host_tier(config.cache, page_bytes=page_bytes, available=available - num_pages * page_bytes)
     runner.allocate(num_pages, page_size)
+    name = ""
+    if config.cache.disk_cache_dir is not None:  # large checkpoints take seconds, the first time
+        name = fingerprint(checkpoint, dtype=runner.dtype, numerics=runner.numerics, page_size=page_size)
     # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
     ends = (*checkpoint.eos_token_ids, *load_tokenizer(config.model.path).eos_token_ids)
     return LocalWorker(
@@ -48,6 +56,8 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
         page_size=page_size,
         max_model_len=max_model_len,
         eos_token_ids=tuple(dict.fromkeys(ends)),
+        num_host_slots=num_host_slots,
+        fingerprint=name,
     )
 
 
@@ -73,9 +83,14 @@ class LocalWorker:
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
         depth: int = 0,
+        num_host_slots: int = 0,
+        fingerprint: str = "",
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.page_bytes = runner.page_bytes(page_size)
+        self.host_pages = np.empty((num_host_slots, self.page_bytes), np.uint8)
+        self.fingerprint = fingerprint
         self.depth = depth
         self.dtype = runner.dtype
         self.device = runner.device
@@ -115,6 +130,9 @@ class LocalWorker:
         assert self._runner is not None
         previous, self._previous = self._previous, None  # if this step raises, so does the next that builds on it
         _check_rows(plan)
+        copy_seconds = self._copy(plan)
+        if not plan.num_tokens:
+            return StepResult(step=plan.step, token_ids=np.empty(0, np.int32), logprobs=(), copy_seconds=copy_seconds)
         resolved, orphans = resolve_futures(plan, previous)
         samples = sample(self._runner.forward(resolved, resolved.token_ids), resolved.rows)
         logprobs = list(samples.logprobs)
@@ -122,9 +140,21 @@ class LocalWorker:
             samples.token_ids[index] = -1
             logprobs[index] = None
         self._previous = StepResult(
-            step=plan.step, token_ids=samples.token_ids, logprobs=tuple(logprobs), failed=samples.failed | orphans
+            step=plan.step,
+            token_ids=samples.token_ids,
+            logprobs=tuple(logprobs),
+            failed=samples.failed | orphans,
+            copy_seconds=copy_seconds,
         )
         return self._previous
+
+    def _copy(self, plan: Plan) -> float:
+        """Do the plan's copies; returns the seconds that took."""
+        assert self._runner is not None
+        started_at = time.perf_counter()
+        for copy in plan.copies:
+            self._runner.copy_pages(copy, self.host_pages)
+        return time.perf_counter() - started_at
 
 
 def _check_rows(plan: Plan) -> None:

@@ -12,6 +12,14 @@ from tests.tiny import tiny_model
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_secret(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keys become tenants by a secret in the home folder: not in that of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=CONTEXT)

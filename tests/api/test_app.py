@@ -1,6 +1,7 @@
 """The application without an engine: keys, headers, paths, and what it says while the model loads. No socket, no process."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 import trunkline
 from trunkline.api import app, protocol
 from trunkline.api.app import create_app
+from trunkline.api.errors import error_response
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.service import Service
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig, engine_config
+from trunkline.errors import QueueFull
 from trunkline.messages import Loading
 
 KEY = "sk-secret"
@@ -33,7 +36,7 @@ def connect(service: Service) -> httpx.AsyncClient:
 
 @pytest.fixture
 async def locked() -> AsyncIterator[httpx.AsyncClient]:
-    async with connect(make_service(api_key=KEY)) as client:
+    async with connect(make_service(api_keys=(KEY,))) as client:
         yield client
 
 
@@ -199,3 +202,13 @@ def test_unknown_fields_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> 
             ChatRequest.parse({**CHAT, "first_unknown": 1, "second_unknown\n": 2})
     (record,) = caplog.records
     assert "'first_unknown', 'second_unknown\\n'" in record.getMessage()
+
+
+def test_full_queue_says_when_to_come_back() -> None:
+    response = error_response(QueueFull("requests", "the queue", 5, 4, retry_after=2.2))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    error = json.loads(bytes(response.body))["error"]
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert error["message"].endswith("Please try again in 2.2 seconds.")
+    soon = error_response(QueueFull("tokens", "the queue", 5, 4, retry_after=0.1))
+    assert soon.headers["retry-after"] == "1", "whole seconds, and not at once"

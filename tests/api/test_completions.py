@@ -129,3 +129,61 @@ def test_salts_keep_prefixes_apart(http: httpx.Client) -> None:
     ]
     assert cached[:2] == [0, 0]
     assert cached[2] >= 32
+
+
+def likeliest(choices: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
+    """The n choices with the highest mean log-probability per token, likeliest first."""
+
+    def mean(choice: dict[str, Any]) -> float:
+        logprobs = choice["logprobs"]["token_logprobs"]
+        return sum(logprobs) / len(logprobs)
+
+    return sorted(choices, key=mean, reverse=True)[:n]
+
+
+def test_best_of_returns_the_likeliest(http: httpx.Client) -> None:
+    settings = {"temperature": 1, "seed": 3, "prompt": ["hello", "world and"], "logprobs": 1}
+    everything = complete(http, n=6, **settings)
+    expected = likeliest(everything["choices"][:6], 2) + likeliest(everything["choices"][6:], 2)
+    best = complete(http, n=2, best_of=6, **settings)
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    for choice, same in zip(best["choices"], expected, strict=True):
+        assert choice["text"] == same["text"]
+        assert choice["logprobs"] == same["logprobs"]
+    assert best["usage"] == everything["usage"], "what is not returned was generated, too"
+
+
+def test_best_of_goes_by_the_mean_not_the_sum(http: httpx.Client, tokenizer: Tokenizer) -> None:
+    """Texts of different lengths: the sum would prefer the short ones."""
+    settings: dict[str, Any] = {"temperature": 1, "seed": 1, "max_tokens": 12, "logprobs": 0, "n": 12}
+    settings["logit_bias"] = {str(tokenizer.eos_token_ids[0]): 6}
+    choices = complete(http, **settings)["choices"]
+    (best,) = likeliest(choices, 1)
+    sums = {choice["index"]: sum(choice["logprobs"]["token_logprobs"]) for choice in choices}
+    assert max(sums, key=sums.__getitem__) != best["index"], "else this shows nothing"
+    (choice,) = complete(http, **settings | {"n": 1, "best_of": 12, "logprobs": None})["choices"]
+    assert choice["text"] == best["text"]
+
+
+def test_best_of_shows_logprobs_only_if_asked(http: httpx.Client) -> None:
+    best = complete(http, best_of=3, temperature=1, seed=3, return_token_ids=True)["choices"][0]
+    shown = complete(http, best_of=3, temperature=1, seed=3, logprobs=2)["choices"][0]
+    assert best["logprobs"] is None
+    assert len(best["token_ids"]) == len(shown["logprobs"]["tokens"]) == 8
+    assert shown["text"] == best["text"]
+
+
+def test_best_of_with_echo(http: httpx.Client) -> None:
+    settings = {"temperature": 1, "seed": 3, "best_of": 3, "echo": True}
+    plain = complete(http, **settings)["choices"][0]
+    scored = complete(http, logprobs=1, **settings)["choices"][0]
+    assert plain["text"] == scored["text"]
+    assert plain["text"].startswith("hello world")
+    assert scored["logprobs"]["tokens"][:2] == ["hello", " world"]
+
+
+def test_best_of_as_many_as_are_returned_picks_nothing(http: httpx.Client) -> None:
+    settings = {"temperature": 1, "seed": 3, "n": 3}
+    texts = [choice["text"] for choice in complete(http, **settings)["choices"]]
+    assert [choice["text"] for choice in complete(http, best_of=3, **settings)["choices"]] == texts
+    assert chunks(http, n=1, best_of=1)

@@ -119,7 +119,8 @@ async def test_flood_of_streams_half_of_them_cut(in_process: InProcess, num_stre
         reader, writer = await open_stream(in_process.port, "/v1/completions", bodies[number])
         try:
             if number in leaving:
-                await reader.readexactly(choose.choice((0, 1, 500, 2000, 6000)))
+                with contextlib.suppress(asyncio.IncompleteReadError):  # drafts make few chunks of many tokens
+                    await reader.readexactly(choose.choice((0, 1, 500, 2000, 6000)))
                 return None
             return await read_text(reader)
         finally:
@@ -131,7 +132,7 @@ async def test_flood_of_streams_half_of_them_cut(in_process: InProcess, num_stre
         if number not in leaving:
             assert text == expected[prompts[number]], f"stream {number} differs from the same request alone"
     stats = await idle_stats(in_process.llm)
-    assert stats["num_preemptions_total"] > 0
+    assert sum(stats["num_preemptions_total"].values()) > 0
     pages = stats["pages"]
     assert pages["free"] + pages["tree"] == sum(pages.values()), f"pages are held by nobody: {pages}"
     assert await in_process.llm.call("check") == {"ok": True}

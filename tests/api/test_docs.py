@@ -29,9 +29,9 @@ def test_every_metric_is_in_the_table() -> None:
     assert NAMES.keys() - cells("api.md") == set()
 
 
-@pytest.mark.parametrize("command", ["serve", "chat"])
-def test_every_flag_is_in_the_table(command: str) -> None:
+@pytest.mark.parametrize(("command", "page"), [("serve", "cli.md"), ("chat", "cli.md"), ("simulate", "simulator.md")])
+def test_every_flag_is_in_the_table(command: str, page: str) -> None:
     (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     flags = {flag for action in commands.choices[command]._actions for flag in action.option_strings}
-    found = {cell.split()[0] for cell in cells("cli.md") if cell.startswith("-")} | {"--model"}
+    found = {cell.split()[0] for cell in cells(page) if cell.startswith("-")} | {"--model"}
     assert flags - {"-h", "--help"} - found == set()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from tests.tiny import EOS, IM_END, TOKEN_IDS
 from trunkline.api.generation import Delta, OutputProcessor
 from trunkline.errors import RequestError
-from trunkline.messages import Failed, Finished, TokenLogprobs, Tokens
+from trunkline.messages import CacheReport, Failed, Finished, TokenLogprobs, Tokens
 from trunkline.models.tokenizer import Tokenizer
 from trunkline.sampling import SamplingParams
 
@@ -115,11 +116,22 @@ def test_prompt_logprobs_and_cached_tokens_are_kept(tokenizer: Tokenizer) -> Non
 
 
 def test_failure_is_raised_as_it_was_meant(tokenizer: Tokenizer) -> None:
-    failed = Failed(request_id="r", message="No.", status=400, type="invalid_request_error", code="c", param="p")
+    failed = Failed(request_id="r", message="No.", status=429, type="requests", code="c", param="p", retry_after=2.5)
     with pytest.raises(RequestError, match=r"No\.") as caught:
         processor(tokenizer).push(failed)
     error = caught.value
-    assert (error.status, error.type, error.code, error.param) == (400, "invalid_request_error", "c", "p")
+    assert (error.status, error.type, error.code, error.param) == (429, "requests", "c", "p")
+    assert error.retry_after == 2.5
+
+
+def test_cache_report_and_pin_are_kept(tokenizer: Tokenizer) -> None:
+    output = processor(tokenizer)
+    report = CacheReport(prompt_tokens=9, cached_tokens=0, reason="unseen")
+    output.push(tokens(*b"a", cache_report=report))
+    output.push(tokens(*b"b"))
+    output.push(msgspec.structs.replace(finished(), pinned_tokens=16, pin_id=3))
+    assert output.cache_report is report
+    assert (output.pinned_tokens, output.pin_id) == (16, 3)
 
 
 @given(data=st.data())

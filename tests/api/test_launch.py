@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.api.serving import CONTEXT, MODEL, PATIENCE, Server, children, sse_events
-from trunkline.api.launch import bind
-from trunkline.config import EngineFlags
+from trunkline.api.launch import bind, exposure
+from trunkline.config import ApiConfig, EngineFlags
 from trunkline.errors import ConfigError
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -194,3 +194,11 @@ def test_api_process_never_imports_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("address", "warns"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("::", True)])
+def test_open_servers_are_warned_of(address: str, warns: bool) -> None:
+    config = ApiConfig(served_model_names=("m",))
+    assert bool(exposure(config, address)) == warns
+    for keys in ({"api_keys": ("k",)}, {"admin_api_key": "k"}):
+        assert exposure(ApiConfig(served_model_names=("m",), **keys), address) is None

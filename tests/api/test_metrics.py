@@ -1,23 +1,30 @@
 """/metrics: the names that dashboards know, and counters that count."""
 
 import re
+from typing import Any
 
 import httpx
 
 from tests.api.serving import MODEL, Server, metrics, wait_idle
+from trunkline.api.metrics import Metrics
 
 NAMES = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",
     "kv_cache_pages": "gauge",
+    "kv_cache_pinned_pages": "gauge",
     "prompt_tokens_total": "counter",
     "prompt_tokens_computed_total": "counter",
     "generation_tokens_total": "counter",
     "prefix_cache_queries_total": "counter",
     "prefix_cache_hits_total": "counter",
+    "prefix_cache_misses_total": "counter",
     "num_preemptions_total": "counter",
     "evicted_pages_total": "counter",
+    "tier_errors_total": "counter",
+    "spec_decode_num_draft_tokens_total": "counter",
+    "spec_decode_num_accepted_tokens_total": "counter",
     "time_to_first_token_seconds": "histogram",
     "inter_token_latency_seconds": "histogram",
     "e2e_request_latency_seconds": "histogram",
@@ -69,3 +76,59 @@ def test_a_request_is_counted(http: httpx.Client, server: Server) -> None:
     )
     assert 0 < grown('inter_token_latency_seconds_count{model_name="tiny"}') <= 8
     assert grown('request_success_total{finished_reason="length"}') == 1
+
+
+STATS = {
+    "running": 1,
+    "waiting": 2,
+    "kv_cache_usage": 0.5,
+    "pages": {"free": 3},
+    "prompt_tokens_total": 4,
+    "prompt_tokens_computed_total": 5,
+    "generation_tokens_total": 6,
+    "step_seconds": {"sum": 0.1, "count": 2},
+    "step_tokens": {"sum": 10, "count": 2},
+}
+
+
+def rendered(**stats: Any) -> dict[str, float]:
+    page = Metrics("m").render({**STATS, **stats}).decode()
+    samples = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("trunkline:")]
+    return {name.removeprefix("trunkline:"): float(value) for name, value in samples}
+
+
+def test_numbers_with_and_without_labels() -> None:
+    plain = rendered(prefix_cache_hits_total=7, num_preemptions_total=8)
+    assert plain['prefix_cache_hits_total{tier="device"}'] == 7
+    assert plain['num_preemptions_total{how="recompute"}'] == 8
+    found = rendered(
+        prefix_cache_hits_total={"device": 1, "disk": 2},
+        num_preemptions_total={"swap": 3},
+        prefix_cache_misses_total={"differs": 4},
+        spec_decode_num_accepted_tokens_total={"tree": 5},
+        tier_usage={"device": 0.9, "host": 0.25},
+        tier_errors_total={"no_space": 6},
+        pinned_pages=7,
+    )
+    for sample, value in (
+        ('prefix_cache_hits_total{tier="disk"}', 2),
+        ('num_preemptions_total{how="swap"}', 3),
+        ('prefix_cache_misses_total{reason="differs"}', 4),
+        ('spec_decode_num_accepted_tokens_total{source="tree"}', 5),
+        ('kv_cache_usage_perc{tier="device"}', 0.5),
+        ('kv_cache_usage_perc{tier="host"}', 0.25),
+        ('tier_errors_total{kind="no_space"}', 6),
+        ('kv_cache_pinned_pages{model_name="m"}', 7),
+    ):
+        assert found[sample] == value
+
+
+def test_what_the_engine_does_not_tell_is_left_out() -> None:
+    assert not [name for name in rendered() if name.startswith(("prefix_cache", "kv_cache_pinned"))]
+
+
+def test_labels_are_bounded() -> None:
+    many = {f"reason {number}": 1 for number in range(1000)}
+    found = {name: value for name, value in rendered(prefix_cache_misses_total=many).items() if "misses" in name}
+    assert len(found) == 17
+    assert found['prefix_cache_misses_total{reason="other"}'] == 984

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trunkline.api.chat import render
 from trunkline.api.engine_process import EngineProcess
+from trunkline.api.prompt import render
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.service import sampling_defaults
 from trunkline.api.template import ChatTemplate

@@ -40,6 +40,14 @@ def test_against_transformers(tmp_path: Path) -> None:
     assert result["transformers"]["requests"] == 1 and result["trunkline"]["succeeded"] == 3
 
 
+def test_drafts(tmp_path: Path) -> None:
+    output = tmp_path / "numbers.json"
+    assert "asked again" in run("benchmarks.drafts", "--pairs", "1", "--output", str(output))
+    results = json.loads(output.read_text())["results"]
+    assert [one["streams"] for one in results["cold"]] == [1, 8]
+    assert all(one["steps_ratio"] <= 0.5 for one in results["repeated"]), results["repeated"]
+
+
 def test_lengths_are_exact_for_the_built_in_tokenizer() -> None:
     texts = make_texts(None)
     for name in NAMES:

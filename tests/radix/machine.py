@@ -1,93 +1,70 @@
 """A random life of a prefix cache, compared after every call with a naive one. Hypothesis chooses what happens.
 
-Requests arrive in three namespaces with tokens from an alphabet of two, so prefixes collide all the time; pools are
-small, so pages are short all the time. Steps compute tokens, and one may still be in flight when the next calls come. A
-step runs as late as it can: when it finishes. `memory[page]` is what the page would hold on a device: the prefix up to
-the last token written.
+Requests arrive in three namespaces of two tenants, with tokens from an alphabet of two, so prefixes collide all the
+time; pools are small, so pages are short all the time. Steps compute tokens, and one may still be in flight when the
+next calls come. A step runs as late as it can: when it finishes.
 
 What must hold at every moment:
   - the cache has exactly the pages that the naive cache has, under the same ids: so hits and victims are the same, too
   - every page of the tree, and every page a step reads, holds the tokens that it should
   - no step writes to a page of the tree, and no page that a step in flight writes to is anybody else's
   - pages are counted right, and the events told so far add up to the tree
+  - hits, urgency and pins are those of the naive cache, and so is what was evicted, when and why, as far as it is known
+  - the hooks have told just what was evicted, and what was hit for the first time
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.radix.factories import packed
-from tests.radix.naive import NaiveCache, Prefix, prefixes
-from trunkline.radix.cache import Event, Lease, Match, PrefixCache
-from trunkline.radix.events import chain, root_hash
+from tests.radix.factories import packed, space
+from tests.radix.life import Life, Piece, Pinned, Request, pick
+from tests.radix.naive import Prefix
+from trunkline.config import EVICTION_POLICIES
+from trunkline.errors import PinRefused
+from trunkline.radix.events import NOBODY, Namespace
 
 LIFE = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MAX_REQUESTS = 6
-NAMESPACES = ("", "salt", ("", "salt"))
+NAMESPACES = (NOBODY, space("a"), space("a", "salt"))
+WHICH = st.integers(0, 1000)
 
 
-@dataclass
-class Request:
-    """`tokens` are known, the KV of the first `computed` is written. It holds `shared` and `private` pages."""
+class CacheMachine(Life):
+    """The rules. `policies` are what evicts: of fewer, each is tried more often."""
 
-    namespace: object
-    tokens: list[int]
-    match: Match | None = None
-    lease: Lease | None = None
-    computed: int = 0
-    planned: int = 0
-    shared: list[Prefix] = field(default_factory=list)
-    private: list[int] = field(default_factory=list)
-
-    @property
-    def prefix(self) -> Prefix:
-        return Prefix(self.namespace, tuple(self.tokens))
-
-
-@dataclass
-class Piece:
-    """What a step does for one request: reads tokens [0, start), writes [start, stop), by the page ids of its plan."""
-
-    request: Request
-    start: int
-    stop: int
-    tokens: tuple[int, ...]
-    pages: list[int]
-
-
-class CacheMachine(RuleBasedStateMachine):
-    """The rules. `make_cache` is replaced to plant bugs."""
-
-    make_cache: ClassVar[Callable[..., PrefixCache]] = PrefixCache
+    policies: ClassVar[tuple[str, ...]] = EVICTION_POLICIES
 
     @initialize(
         num_pages=st.integers(8, 64),
         page_size=st.sampled_from([1, 2, 4]),
+        policy=st.integers(0, 11),
+        tenant_share=st.sampled_from([1.0, 1.0, 0.5, 0.2]),
+        pinned_share=st.sampled_from([0.25, 0.5, 1.0]),
         cached=st.lists(st.lists(st.sampled_from([1, 2]), min_size=4, max_size=24), max_size=4),
     )
-    def start(self, num_pages: int, page_size: int, cached: list[list[int]]) -> None:
+    def start(
+        self,
+        num_pages: int,
+        page_size: int,
+        policy: int,
+        tenant_share: float,
+        pinned_share: float,
+        cached: list[list[int]],
+    ) -> None:
         """A cache where some prompts were read before."""
-        self.cache = type(self).make_cache(num_pages=num_pages, page_size=page_size, on_event=self.hear)
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.naive = NaiveCache()
-        self.memory: dict[int, Prefix] = {}
-        self.requests: list[Request] = []
-        self.told: set[bytes] = set()
-        self.hashes: dict[Prefix, bytes] = {}
+        policies = type(self).policies
+        self.begin(num_pages, page_size, policies[policy % len(policies)], tenant_share, pinned_share)
         self.spoken = [Prefix(NAMESPACES[0], ())]
-        self.steps: dict[int, list[Piece]] = {}
-        self.last_step = -1
-        self.waiting: list[tuple[int, set[int]]] = []
-        for tokens in cached:
-            self.arrive(like=1, drop=len(tokens), more=tokens, namespace=None, twins=1, at_once=True)
+        for number, tokens in enumerate(cached):
+            namespace = NAMESPACES[number % len(NAMESPACES)]
+            self.arrive(like=1, drop=len(tokens), more=tokens, namespace=namespace, twins=1, priority=5, at_once=True)
             self.step(chunk=len(tokens), skip=None, in_flight=False, share=True)
-            self.leave(which=0, commit=False, again=False)
+            self.leave(which=0, commit=False, tail=False, again=False)
 
     # ---- what happens
 
@@ -97,14 +74,24 @@ class CacheMachine(RuleBasedStateMachine):
         more=st.lists(st.sampled_from([1, 2]), max_size=12),
         namespace=st.none() | st.sampled_from(NAMESPACES),
         twins=st.integers(1, 3),
+        priority=st.integers(-1, 5),
         at_once=st.booleans(),
     )
-    def arrive(self, like: int, drop: int, more: list[int], namespace: object, twins: int, at_once: bool) -> None:
+    def arrive(
+        self,
+        like: int,
+        drop: int,
+        more: list[int],
+        namespace: Namespace | None,
+        twins: int,
+        priority: int,
+        at_once: bool,
+    ) -> None:
         """Equal prompts that begin like an earlier one, in its namespace or another. Admitted at once, or later."""
         earlier = self.spoken[-min(like, len(self.spoken))]
         tokens = [*earlier.tokens[: max(0, len(earlier.tokens) - drop)], *more] or [1]
-        for _ in range(min(twins, MAX_REQUESTS - len(self.requests))):
-            request = Request(earlier.namespace if namespace is None else namespace, [*tokens])
+        for twin in range(min(twins, MAX_REQUESTS - len(self.requests))):
+            request = Request(namespace or earlier.namespace, [*tokens], priority - twin)
             self.requests.append(request)
             self.spoken.append(request.prefix)
             self.look_up(request, None)
@@ -136,7 +123,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.share(request)
 
     @precondition(lambda self: self.leasing)
-    @rule(which=st.integers(0, 1000), again=st.booleans())
+    @rule(which=WHICH, again=st.booleans())
     def commit(self, which: int, again: bool) -> None:
         """Share what is computed, with whatever step in flight."""
         request = pick(self.leasing, which)
@@ -145,7 +132,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.share(request)
 
     @precondition(lambda self: self.leasing)
-    @rule(which=st.integers(0, 1000), more=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=6))
+    @rule(which=WHICH, more=st.lists(st.sampled_from([1, 2]), min_size=1, max_size=6))
     def continue_with(self, which: int, more: list[int]) -> None:
         """Tokens were generated: room for them."""
         request = pick(self.leasing, which)
@@ -155,14 +142,39 @@ class CacheMachine(RuleBasedStateMachine):
         room = self.num_free() + self.naive.num_evictable(self.held())
         assert self.cache.grow(request.lease, missing) == (missing <= room)
         if missing <= room:
-            self.make_room(missing)
+            self.naive.evict(missing - self.num_free(), self.held(), "growth")
             request.tokens += more
             request.private += request.lease.pages.tolist()[request.lease.num_pages - missing :]
             self.spoken.append(request.prefix)
 
+    @precondition(lambda self: self.leasing and len(self.requests) < MAX_REQUESTS)
+    @rule(which=WHICH, more=st.integers(0, 3))
+    def fork_one(self, which: int, more: int) -> None:
+        """A second sequence goes on from the pages that one shares; what isn't shared it computes anew."""
+        request = pick(self.leasing, which)
+        twin = self.fork(request, len(request.private) + more)
+        if twin is not None:
+            self.requests.append(twin)
+
+    @precondition(lambda self: self.leasing)
+    @rule(which=WHICH, known=st.integers(0, 6), limit=st.integers(0, 12))
+    def guess(self, which: int, known: int, limit: int) -> None:
+        """What is said to follow was once said; and if the tree knows anything that follows, so is something."""
+        request = pick(self.leasing, which)
+        assert request.lease is not None
+        known = min(len(request.tokens), len(request.shared) * self.page_size + known)
+        found = self.cache.continuation(request.lease, packed(request.tokens), known, limit)
+        said = (*request.tokens[:known], *np.frombuffer(found, "<i4").tolist())
+        assert len(said) <= known + limit
+        assert any(
+            other.namespace == request.namespace and other.tokens[: len(said)] == said for other in self.spoken
+        ), f"nobody said {said}"
+        longer = [other for other in self.naive.entries if other.tokens[:known] == said[:known] != other.tokens]
+        assert found or not limit or all(other.namespace != request.namespace for other in longer)
+
     @precondition(lambda self: self.idle)
     @rule(
-        which=st.integers(0, 1000),
+        which=WHICH,
         renew=st.booleans(),
         limit=st.none() | st.integers(0, 40),
         more=st.none() | st.integers(0, 3),
@@ -174,36 +186,93 @@ class CacheMachine(RuleBasedStateMachine):
         request = pick(self.idle, which)
         if renew:
             self.look_up(request, limit)
-        assert request.match is not None
         before = self.cache.stats()
-        assert self.cache.admit(request.match, before.free + before.tree_evictable + 1) is None
-        assert self.cache.stats() == before
-        if self.cache.is_valid(request.match):
-            self.use_unless_held(self.matched(request))
+        self.admit(request, before.free + before.tree_evictable + 1)
+        assert request.lease is None and self.cache.stats() == before
         self.admit(request, self.missing(request) + more if more is not None else self.cache.available)
 
     @precondition(lambda self: self.requests)
-    @rule(which=st.integers(0, 1000), commit=st.booleans(), again=st.booleans())
-    def leave(self, which: int, commit: bool, again: bool) -> None:
+    @rule(which=WHICH, commit=st.booleans(), tail=st.booleans(), again=st.booleans())
+    def leave(self, which: int, commit: bool, tail: bool, again: bool) -> None:
         """Aborted in whatever state, or finished and committed before."""
         request = pick(self.requests, which)
-        if request.lease is not None:
-            if commit:
-                self.share(request)
-            self.cache.release(request.lease, after_step=self.last_step)
-            if again:
-                self.cache.release(request.lease, after_step=self.last_step)
-        self.requests.remove(request)
-        self.give_back(request.private)
-        self.use_unless_held(request.shared)
+        if request.lease is None:
+            self.requests.remove(request)
+            return
+        if commit:
+            self.share(request)
+        self.release(request, tail, again)
 
-    @rule(num_pages=st.none() | st.integers(0, 40))
-    def evict(self, num_pages: int | None) -> None:
-        """Some pages, or all."""
-        if num_pages is None:
-            assert self.cache.flush() == self.naive.evict(self.num_pages, self.held())
+    @rule(num_pages=st.integers(0, 40))
+    def evict(self, num_pages: int) -> None:
+        assert self.cache.evict(num_pages) == self.naive.evict(num_pages, self.held(), "admission")
+
+    @rule(namespace=st.none() | st.sampled_from(NAMESPACES))
+    def flush(self, namespace: Namespace | None) -> None:
+        """All that nobody holds, or one namespace's."""
+
+        def which(other: Namespace) -> bool:
+            return namespace is None or tuple(other) == tuple(namespace)
+
+        expected = self.naive.flush(which, self.held())
+        assert self.cache.flush(None if namespace is None else which) == expected
+
+    # ---- pins and time
+
+    @precondition(lambda self: self.requests)
+    @rule(which=WHICH, seconds=st.integers(0, 4))
+    def pin(self, which: int, seconds: int) -> None:
+        """What a request shares, or would if it were admitted."""
+        request = pick([request for request in self.leasing if request.shared] or self.requests, which)
+        if request.lease is None:
+            self.look_up(request, None)
+        path = request.shared if request.lease is not None else self.matched(request)
+        until = self.naive.now + seconds
+        own = [pin.path for pin in self.pinned if pin.path[0].namespace.tenant == request.namespace.tenant]
+        same = [pin for pin in self.pinned if path and pin.path[-1] == path[-1]]
+        together = {prefix for pinned in [*own, path] for prefix in pinned}
+        in_all = together | {prefix for pin in self.pinned for prefix in pin.path}
+        before = self.cache.stats()
+        if path and (same or (len(together) <= self.max_pinned and len(in_all) <= 2 * self.max_pinned)):
+            pin = self.cache.pin(request.lease or request.match, until)
+            assert (pin.namespace, pin.num_pages) == (request.namespace, len(path))
+            if same:
+                same[0].until = max(same[0].until, until)
+            else:
+                self.pinned.append(Pinned(pin.pin_id, [*path], until))
         else:
-            assert self.cache.evict(num_pages) == self.naive.evict(num_pages, self.held())
+            with pytest.raises(PinRefused):
+                self.cache.pin(request.lease or request.match, until)
+            assert self.cache.stats() == before
+
+    @precondition(lambda self: self.pinned)
+    @rule(which=WHICH, tenant=st.none() | st.sampled_from(["", "a"]))
+    def unpin(self, which: int, tenant: str | None) -> None:
+        pin, runs = pick(self.pinned, which), self.runs()
+        mine = tenant in (None, pin.path[0].namespace.tenant)
+        assert self.cache.unpin(pin.pin_id, tenant) == mine
+        if mine:
+            self.pins_ended([pin], runs)
+            assert not self.cache.unpin(pin.pin_id)
+
+    @rule(seconds=st.integers(0, 4))
+    def time_passes(self, seconds: int) -> None:
+        runs = self.runs()
+        self.naive.now += seconds
+        self.cache.tick(self.naive.now)
+        due = [pin for pin in self.pinned if pin.until <= self.naive.now]
+        self.pins_ended(sorted(due, key=lambda pin: (pin.until, pin.pin_id)), runs)
+
+    @precondition(lambda self: self.pinned)
+    @rule(num_pages=st.integers(0, 64))
+    def pins_yield(self, num_pages: int) -> None:
+        runs, ended = self.runs(), self.cache.yield_pins(num_pages)
+        first = sorted(self.pinned, key=lambda pin: (pin.until, pin.pin_id))[:ended]
+        assert self.cache.available >= num_pages or not self.cache.pins()
+        for number, pin in enumerate(first):
+            available = self.num_free() + self.naive.num_evictable(self.held())
+            assert available < num_pages, f"{ended} pins ended, and {number} were enough"
+            self.pins_ended([pin], runs)
 
     # ---- what must hold
 
@@ -212,34 +281,14 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return  # an invariant is also called before `start`
         self.cache.check()
-        assert self.in_tree() == self.naive.resident
-        for prefix, page in self.naive.resident.items():
-            assert self.memory[page] == prefix, f"page {page} holds {self.memory[page]} instead of {prefix}"
-        for request in self.leasing:
-            assert request.lease is not None
-            shared = [self.naive.resident[prefix] for prefix in request.shared]
-            assert request.lease.pages.tolist() == shared + request.private
-            assert request.lease.num_shared == len(shared)
+        self.audit_pages()
         self.audit_counts()
         self.audit_writers()
-        assert self.told == {self.hash(prefix) for prefix in self.naive.resident}
-
-    def audit_counts(self) -> None:
-        stats = self.cache.stats()
-        assert stats.free == self.num_free()
-        assert stats.tree_evictable == self.naive.num_evictable(self.held())
-        assert stats.leased == sum(len(request.private) for request in self.leasing)
-        assert stats.in_flight == self.cache.in_flight == sum(len(pages) for _, pages in self.waiting)
-        assert sum(stats[:5]) == self.num_pages
-        assert self.cache.available == stats.free + stats.tree_evictable
-
-    def audit_writers(self) -> None:
-        """A page that a step in flight writes to stays with its lease, or waits for the step."""
-        for number, pieces in self.steps.items():
-            for piece in pieces:
-                written = {piece.pages[at // self.page_size] for at in range(piece.start, piece.stop)}
-                waiting = {page for step, pages in self.waiting if step >= number for page in pages}
-                assert written <= waiting | set(piece.request.private), f"step {number} writes to pages of others"
+        self.audit_memories()
+        assert self.told == {self.hash(prefix) for prefix in self.naive.entries}
+        assert sorted(self.told_evicted) == sorted(self.naive.evicted)
+        self.told_evicted.clear()
+        self.naive.evicted.clear()
 
     def teardown(self) -> None:
         """Everybody leaves: every page is free or in the tree, and then free."""
@@ -249,152 +298,9 @@ class CacheMachine(RuleBasedStateMachine):
         for request in self.leasing:
             assert request.lease is not None
             self.cache.release(request.lease, after_step=self.last_step)
-        self.requests.clear()
+        self.cache.tick(float("inf"))
         self.cache.check()
         assert self.cache.available == self.num_pages
         self.cache.flush()
         assert self.cache.stats().free == self.num_pages
         assert self.told == set()
-
-    # ---- the calls, with what they do to the naive cache
-
-    def look_up(self, request: Request, limit: int | None) -> None:
-        tokens = request.tokens
-        request.match = self.cache.match(request.namespace, packed(tokens), len(tokens), limit=limit)
-        most = len(tokens) - 1 if limit is None else min(limit, len(tokens) - 1)
-        found = self.naive.longest(prefixes(request.namespace, tokens[:most], self.page_size))
-        assert request.match[1:] == (len(found), len(found) * self.page_size, request.namespace)
-        assert self.cache.is_valid(request.match)
-        matched = Prefix(request.namespace, tuple(tokens[: request.match.num_tokens]))
-        assert self.cache.prefix_hash(request.match) == self.hash(matched)
-        self.naive.use(found)
-
-    def admit(self, request: Request, num_new: int) -> None:
-        match = request.match
-        assert match is not None
-        valid = self.cache.is_valid(match)
-        lease = self.cache.admit(match, num_new)
-        if not valid:
-            assert lease is None
-            return
-        shared = self.matched(request)
-        room = self.num_free() + self.naive.num_evictable({*self.held(), *shared})
-        assert (lease is not None) == (num_new <= room)
-        if lease is None:
-            self.use_unless_held(shared)
-            return
-        request.lease = lease
-        request.shared = shared
-        self.make_room(num_new)
-        request.private = lease.pages.tolist()[match.num_pages :]
-        request.computed = request.planned = match.num_tokens
-
-    def share(self, request: Request) -> None:
-        assert request.lease is not None
-        before, known = len(request.shared), packed(request.tokens)
-        whole = request.computed // self.page_size
-        num_new = self.cache.commit(request.lease, known, request.computed, after_step=self.last_step)
-        assert num_new == max(0, whole - before)
-        duplicates = []
-        for prefix in prefixes(request.namespace, request.tokens[: request.computed], self.page_size)[before:]:
-            page = request.private.pop(0)
-            if prefix in self.naive.resident:
-                duplicates.append(page)
-            else:
-                self.naive.add(prefix, page)
-            request.shared.append(prefix)
-        self.give_back(duplicates)
-
-    def finish_steps(self, *, at_most: int) -> None:
-        """Run the oldest steps until at most so many are in flight."""
-        while len(self.steps) > at_most:
-            number = min(self.steps)
-            for piece in self.steps.pop(number):
-                self.compute(piece)
-            self.cache.step_done(number)
-            self.waiting = [(step, pages) for step, pages in self.waiting if step > number]
-
-    def compute(self, piece: Piece) -> None:
-        """Attend to all that comes before, and write."""
-        namespace = piece.request.namespace
-        for begin in range(0, piece.start, self.page_size):
-            page = piece.pages[begin // self.page_size]
-            expected = Prefix(namespace, piece.tokens[: min(begin + self.page_size, piece.start)])
-            assert self.memory[page] == expected, f"a step reads {self.memory[page]} instead of {expected}"
-        in_tree = set(self.naive.resident.values())
-        for at in range(piece.start, piece.stop):
-            page = piece.pages[at // self.page_size]
-            assert page not in in_tree, f"page {page} of the tree is written"
-            self.memory[page] = Prefix(namespace, piece.tokens[: at + 1])
-        piece.request.computed = piece.stop
-
-    def hear(self, event: Event) -> None:
-        page_bytes = 4 * self.page_size
-        hashes = chain(event.parent, event.tokens, page_bytes)
-        names = {hashes[at : at + 16] for at in range(0, len(hashes), 16)}
-        if type(event).__name__ == "Stored":  # by name: a copy of the package with a bug in it has classes of its own
-            assert not names & self.told and event.parent in self.told | {root_hash(event.namespace)}
-            self.told |= names
-        else:
-            assert names <= self.told
-            self.told -= names
-
-    # ---- helpers
-
-    @property
-    def leasing(self) -> list[Request]:
-        return [request for request in self.requests if request.lease is not None]
-
-    @property
-    def idle(self) -> list[Request]:
-        return [request for request in self.requests if request.lease is None]
-
-    def held(self) -> set[Prefix]:
-        return {prefix for request in self.leasing for prefix in request.shared}
-
-    def matched(self, request: Request) -> list[Prefix]:
-        assert request.match is not None
-        return prefixes(request.namespace, request.tokens[: request.match.num_tokens], self.page_size)
-
-    def missing(self, request: Request) -> int:
-        assert request.match is not None
-        return -(-len(request.tokens) // self.page_size) - request.match.num_pages
-
-    def num_free(self) -> int:
-        private = sum(len(request.private) for request in self.leasing)
-        waiting = sum(len(pages) for _, pages in self.waiting)
-        return self.num_pages - len(self.naive.resident) - private - waiting
-
-    def make_room(self, num_pages: int) -> None:
-        self.naive.evict(num_pages - self.num_free(), self.held())
-
-    def give_back(self, pages: list[int]) -> None:
-        if self.steps and pages:  # the last step is in flight
-            self.waiting.append((self.last_step, set(pages)))
-
-    def use_unless_held(self, used: list[Prefix]) -> None:
-        held = self.held()
-        self.naive.use(prefix for prefix in used if prefix not in held)
-
-    def in_tree(self) -> dict[Prefix, int]:
-        found = {}
-        for root in self.cache.tree.roots():
-            paths: list[tuple[Any, tuple[int, ...]]] = [(root, ())]
-            while paths:
-                node, tokens = paths.pop()
-                known = tokens + tuple(np.frombuffer(node.tokens, "<i4").tolist())
-                for page in node.pages.tolist():
-                    tokens = known[: len(tokens) + self.page_size]
-                    found[Prefix(root.namespace, tokens)] = page
-                paths += [(child, tokens) for child in node.children.values()]
-        return found
-
-    def hash(self, prefix: Prefix) -> bytes:
-        if prefix not in self.hashes:
-            root = root_hash(prefix.namespace)
-            self.hashes[prefix] = (root + chain(root, packed(prefix.tokens), 4 * self.page_size))[-16:]
-        return self.hashes[prefix]
-
-
-def pick(requests: list[Request], which: int) -> Request:
-    return requests[which % len(requests)]

@@ -1,7 +1,9 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from tests.radix.factories import DONE, admit, cached, commit, packed, read
+from tests.radix.factories import DEMO, DONE, admit, cached, commit, packed, read, space
 from trunkline.radix.cache import PrefixCache, Stats
 
 
@@ -10,7 +12,7 @@ def make_cache(num_pages: int = 16, page_size: int = 2, enabled: bool = True) ->
 
 
 def hit(cache: PrefixCache, *tokens: int, limit: int | None = None) -> int:
-    return cache.match("demo", packed(tokens), len(tokens), limit=limit).num_tokens
+    return cache.match(DEMO, packed(tokens), len(tokens), limit=limit).num_tokens
 
 
 # ---- match
@@ -35,15 +37,15 @@ def test_a_match_of_a_limited_length() -> None:
 def test_a_match_looks_at_num_tokens_only() -> None:
     cache = make_cache()
     cached(cache, 1, 2, 3, 4)
-    assert cache.match("demo", packed([1, 2, 3, 4, 5]), 3).num_tokens == 2
+    assert cache.match(DEMO, packed([1, 2, 3, 4, 5]), 3).num_tokens == 2
     with pytest.raises(ValueError, match="8 bytes of tokens are fewer than 3 tokens"):
-        cache.match("demo", packed([1, 2]), 3)
+        cache.match(DEMO, packed([1, 2]), 3)
 
 
 def test_a_match_outdated_by_eviction_is_refused() -> None:
     cache = make_cache(num_pages=4)
     cached(cache, 1, 2, 3, 4)
-    match = cache.match("demo", packed([1, 2, 3, 4, 5]), 5)
+    match = cache.match(DEMO, packed([1, 2, 3, 4, 5]), 5)
     assert cache.is_valid(match)
     cache.evict(1)
     before = cache.stats()
@@ -57,8 +59,8 @@ def test_a_match_outdated_by_eviction_is_refused() -> None:
 def test_a_match_survives_splits() -> None:
     cache = make_cache()
     lease = read(cache, 1, 2, 3, 4)
-    match = cache.match("demo", packed([1, 2, 3, 4, 0]), 5)
-    cache.match("demo", packed([1, 2, 0]), 3)
+    match = cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5)
+    cache.match(DEMO, packed([1, 2, 0]), 3)
     assert cache.stats().nodes == 2
     assert cache.is_valid(match)
     other = cache.admit(match, 1)
@@ -71,11 +73,11 @@ def test_a_match_of_a_node_that_was_joined_is_made_anew() -> None:
     cache = make_cache()
     lease = admit(cache, 1, 2, 3, 4, 5, 6, 7)
     commit(cache, lease, 1, 2, 3, 4)
-    match = cache.match("demo", packed([1, 2, 3, 4, 0]), 5)
+    match = cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5)
     commit(cache, lease, 1, 2, 3, 4, 5, 6)  # its node becomes part of a longer one
     assert not cache.is_valid(match)
     assert cache.admit(match, 1) is None
-    assert cache.match("demo", packed([1, 2, 3, 4, 0]), 5).num_pages == 2
+    assert cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5).num_pages == 2
 
 
 # ---- admit and grow
@@ -87,7 +89,7 @@ def test_a_lease_holds_shared_pages_first() -> None:
     lease = admit(cache, 1, 2, 3, 4, 5, 6, 7)
     assert lease.pages.tolist() == [0, 1, 2, 3]
     assert (lease.num_shared, lease.num_private, lease.num_pages) == (2, 2, 4)
-    assert (lease.namespace, lease.released) == ("demo", False)
+    assert (lease.namespace, lease.released) == (DEMO, False)
     assert cache.stats() == Stats(
         free=12, tree_evictable=0, tree_locked=2, leased=2, in_flight=0, evicted_pages_total=0, nodes=1
     )
@@ -110,7 +112,7 @@ def test_a_failed_admission_leaves_no_trace() -> None:
     cache = make_cache(num_pages=6)
     cached(cache, 1, 2, 3, 4)
     cached(cache, 7, 8)
-    match = cache.match("demo", packed([1, 2, 3, 4, 5]), 5)
+    match = cache.match(DEMO, packed([1, 2, 3, 4, 5]), 5)
     before, drawing = cache.stats(), cache.show()
     for _ in range(1000):
         assert cache.admit(match, 5) is None, "three free pages and one evictable one: its own prefix doesn't count"
@@ -169,7 +171,7 @@ def test_commit_in_two_chunks_makes_one_run() -> None:
     assert (lease.num_shared, lease.num_private) == (1, 3)
     assert cache.commit(lease, packed(tokens), 7, after_step=DONE) == 2
     assert (lease.num_shared, lease.num_private) == (3, 1)
-    assert cache.show() == "'demo'\n└─ 1 2|3 4|5 6 → 0 1 2  locked ×1"
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4|5 6 → 0 1 2  locked ×1"
     cache.check()
 
 
@@ -198,7 +200,7 @@ def test_a_twin_goes_over_to_the_pages_that_came_first() -> None:
     commit(cache, first, 1, 2, 3, 4, after_step=5)
     assert commit(cache, second, 1, 2, 3, 4, 5, 6, 7, after_step=5) == 3
     assert second.pages.tolist() == [0, 1, 6, 7], "two of the tree, one that is the tree's now, one of its own"
-    assert cache.show() == "'demo'\n└─ 1 2|3 4 → 0 1  locked ×1\n   └─ 5 6 → 6  locked ×1"
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4 → 0 1  locked ×1\n   └─ 5 6 → 6  locked ×1"
     assert (cache.stats().in_flight, cache.in_flight, cache.available) == (2, 2, 0)
     assert not cache.grow(first, 1), "step 5 may still read the duplicates"
     cache.check()
@@ -207,7 +209,7 @@ def test_a_twin_goes_over_to_the_pages_that_came_first() -> None:
     assert cache.grow(first, 1)
     commit(cache, first, 1, 2, 3, 4, 5, 6)
     assert first.pages.tolist()[:3] == [0, 1, 6]
-    assert cache.show() == "'demo'\n└─ 1 2|3 4|5 6 → 0 1 6  locked ×2"
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4|5 6 → 0 1 6  locked ×2"
     cache.check()
 
 
@@ -217,10 +219,10 @@ def test_a_commit_that_ends_inside_a_run() -> None:
     commit(cache, first, 1, 2, 3, 4, 5, 6)
     commit(cache, second, 1, 2)
     assert second.pages.tolist() == [0, 4, 5]
-    assert cache.show() == "'demo'\n└─ 1 2 → 0  locked ×1\n   └─ 3 4|5 6 → 1 2  locked ×1"
+    assert cache.show() == "tenant='demo'\n└─ 1 2 → 0  locked ×1\n   └─ 3 4|5 6 → 1 2  locked ×1"
     commit(cache, second, 1, 2, 3, 4, 9, 9)
     assert second.pages.tolist() == [0, 1, 5]
-    assert cache.show() == "'demo'\n└─ 1 2|3 4 → 0 1  locked\n   ├─ 5 6 → 2  locked ×1\n   └─ 9 9 → 5  locked ×1"
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4 → 0 1  locked\n   ├─ 5 6 → 2  locked ×1\n   └─ 9 9 → 5  locked ×1"
     assert first.pages.tolist() == [0, 1, 2], "its node was split and joined under it"
     cache.check()
 
@@ -230,7 +232,7 @@ def test_a_commit_into_what_nobody_holds() -> None:
     twin = admit(cache, 1, 2, 3, 4, 5, 6)
     cached(cache, 1, 2, 3, 4, 8, 8)
     commit(cache, twin, 1, 2, 3, 4, 5, 6)
-    assert cache.show() == "'demo'\n└─ 1 2|3 4 → 3 4  locked\n   ├─ 8 8 → 5  #1\n   └─ 5 6 → 2  locked ×1"
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4 → 3 4  locked\n   ├─ 8 8 → 5  #1\n   └─ 5 6 → 2  locked ×1"
     cache.check()
 
 
@@ -258,7 +260,7 @@ def test_release_in_every_state_and_twice() -> None:
         assert lease.released
         assert (lease.pages.tolist(), lease.num_shared, lease.num_private) == ([], 0, 0)
         cache.check()
-    assert cache.show() == "'demo'\n├─ 5 6 → 2  #1\n└─ 3 3|4 4 → 5 6  #2", "what was committed stays"
+    assert cache.show() == "tenant='demo'\n├─ 5 6 → 2  #1\n└─ 3 3|4 4 → 5 6  #2", "what was committed stays"
     assert cache.stats().free == 13
     assert cache.flush() == 3
     assert cache.stats() == Stats(
@@ -271,7 +273,7 @@ def test_release_waits_for_the_step_in_flight() -> None:
     lease = admit(cache, 1, 2, 3)
     cache.release(lease, after_step=7)
     assert cache.stats().in_flight == 2
-    assert cache.admit(cache.match("demo", packed([9]), 1), 1) is None
+    assert cache.admit(cache.match(DEMO, packed([9]), 1), 1) is None
     cache.step_done(6)
     assert cache.available == 0
     cache.step_done(7)
@@ -290,15 +292,56 @@ def test_a_released_lease_is_of_no_use() -> None:
         commit(cache, lease, 1, 2)
 
 
+# ---- forks
+
+
+def test_a_fork_shares_and_goes_its_own_way() -> None:
+    cache = make_cache()
+    first = admit(cache, 1, 2, 3, 4, 5, priority=3)
+    commit(cache, first, 1, 2, 3, 4)
+    second = cache.fork(first, 2)
+    assert second is not None
+    assert first.pages.tolist() == [0, 1, 2]
+    assert second.pages.tolist() == [0, 1, 3, 4]
+    assert (second.num_shared, second.num_private, second.priority) == (2, 2, 3)
+    assert cache.show() == "tenant='demo'\n└─ 1 2|3 4 → 0 1  locked ×2"
+    commit(cache, first, 1, 2, 3, 4, 5, 6)
+    commit(cache, second, 1, 2, 3, 4, 5, 7)
+    assert cache.show() == (
+        "tenant='demo'\n└─ 1 2|3 4 → 0 1  locked\n   ├─ 5 6 → 2  locked ×1\n   └─ 5 7 → 3  locked ×1"
+    )
+    cache.release(first, after_step=DONE)
+    cache.check()
+    assert cache.flush() == 1
+    assert second.pages.tolist() == [0, 1, 3, 4]
+    cache.release(second, after_step=DONE)
+    assert cache.flush() == 3
+
+
+def test_a_fork_that_does_not_fit_leaves_no_trace() -> None:
+    cache = make_cache(num_pages=4)
+    lease = read(cache, 1, 2, 3)
+    before, drawing = cache.stats(), cache.show()
+    assert cache.fork(lease, 3) is None
+    assert (cache.stats(), cache.show()) == (before, drawing)
+    cached(cache, 7, 7)
+    forked = cache.fork(lease, 2)
+    assert forked is not None, "what nobody uses makes room"
+    cache.release(lease, after_step=DONE)
+    with pytest.raises(ValueError, match="admit the request again"):
+        cache.fork(lease, 0)
+    cache.check()
+
+
 # ---- sizes
 
 
 def test_a_pool_of_one_page() -> None:
     cache = make_cache(num_pages=1)
     first = read(cache, 1, 2)
-    assert cache.admit(cache.match("demo", packed([1, 2, 3]), 3), 1) is None
+    assert cache.admit(cache.match(DEMO, packed([1, 2, 3]), 3), 1) is None
     cache.release(first, after_step=DONE)
-    match = cache.match("demo", packed([1, 2, 3]), 3)
+    match = cache.match(DEMO, packed([1, 2, 3]), 3)
     assert match.num_pages == 1
     assert cache.admit(match, 1) is None, "the only page holds its prefix"
     second = admit(cache, 8, 9)
@@ -326,11 +369,35 @@ def test_a_cache_that_is_off() -> None:
     cache.check()
 
 
+@pytest.mark.parametrize("chained", [False, True])
+def test_what_a_page_costs(chained: bool) -> None:
+    """100 bytes at most, tokens included, where nodes have 32 pages: beside each other, or eight in a row."""
+    page_size, num_nodes = 16, 256
+    cache = make_cache(num_pages=num_nodes * 32, page_size=page_size)
+    rng = np.random.default_rng(0)
+    runs = [rng.integers(0, 50_000, 32 * page_size, "<i4").tobytes() for _ in range(num_nodes)]
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number, run in enumerate(runs):
+        cache.tick(float(number))
+        path = b"".join([*runs[number - number % 8 : number], run]) if chained else bytes(bytearray(run))
+        match = cache.match(DEMO, path, len(path) // 4)
+        lease = cache.admit(match, len(path) // 4 // page_size - match.num_pages, number % 5)
+        assert lease is not None
+        cache.commit(lease, path, len(path) // 4, after_step=DONE)
+        cache.release(lease, after_step=DONE, tail=path[-40:])
+        del match, lease, path
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert cache.stats().nodes == num_nodes
+    assert used / (num_nodes * 32) < 100
+
+
 def test_memory_does_not_grow_with_namespaces() -> None:
     cache = make_cache()
     for salt in range(200):
-        cached(cache, 1, 2, 3, 4, namespace=f"salt {salt}")
-        cache.match(f"other {salt}", packed([1, 2, 3]), 3)
+        cached(cache, 1, 2, 3, 4, namespace=space("demo", f"salt {salt}"))
+        cache.match(space(f"other {salt}"), packed([1, 2, 3]), 3)
     assert cache.stats().nodes == len(cache.tree._roots) == 8
     cache.flush()
     assert len(cache.tree._roots) == 0
@@ -343,7 +410,7 @@ def test_the_same_calls_give_the_same_pages() -> None:
         leases = []
         for step in range(300):
             tokens = rng.integers(0, 3, size=8).tolist()
-            match = cache.match(("demo", step % 2), packed(tokens), 8)
+            match = cache.match(space("demo", str(step % 2)), packed(tokens), 8)
             if (lease := cache.admit(match, 8 - match.num_pages)) is not None:
                 cache.commit(lease, packed(tokens), 8, after_step=step)
                 leases.append(lease)
@@ -371,7 +438,7 @@ def test_check_finds_what_leases_and_tree_disagree_on() -> None:
         cache.check()
     lease._buffer[:] = [0, 1, 2]
     cache.tree.lock(lease.node)
-    with pytest.raises(AssertionError, match="2 locks at depth 2, but 1 leases end there"):
+    with pytest.raises(AssertionError, match="2 locks at depth 2, but 1 leases and pins end there"):
         cache.check()
     cache.tree.unlock(lease.node)
     cache._num_leased += 1

@@ -1,8 +1,8 @@
 from hashlib import sha256
 
-from tests.radix.factories import admit, cached, commit, packed
+from tests.radix.factories import DEMO, admit, cached, commit, packed, space
 from trunkline.radix.cache import Event, PrefixCache
-from trunkline.radix.events import Removed, Stored, chain, root_hash
+from trunkline.radix.events import NOBODY, Namespace, Removed, Stored, chain, root_hash
 
 
 def make_cache(num_pages: int = 16) -> tuple[PrefixCache, list[Event]]:
@@ -12,10 +12,10 @@ def make_cache(num_pages: int = 16) -> tuple[PrefixCache, list[Event]]:
 
 def test_the_chain_as_it_is_written_down() -> None:
     """The construction of events.py, spelled out: other programs compute these, too."""
-    root = sha256(b"('w', None, 'salt')").digest()[:16]
+    root = sha256(b"('w', '', 'me', 'salt')").digest()[:16]
     first = sha256(root + b"\1\0\0\0\2\0\0\0").digest()[:16]
     second = sha256(first + b"\3\0\0\0\4\0\0\0").digest()[:16]
-    assert root_hash(("w", None, "salt")) == root
+    assert root_hash(Namespace("w", "", "me", "salt")) == root
     assert chain(root, packed([1, 2, 3, 4]), 8) == first + second
     assert chain(root, b"", 8) == b""
 
@@ -24,31 +24,38 @@ def test_every_token_and_the_namespace_count() -> None:
     tokens = [1, 2, 3, 4]
     names = {
         chain(root_hash(namespace), packed(tokens), 8)
-        for namespace in ("a", ("a",), ("a", ""), b"a", ("ab", "c"), ("a", "bc"))
+        for namespace in (
+            NOBODY,
+            Namespace("a"),
+            Namespace(adapter="a"),
+            space("a"),
+            space("ab", "c"),
+            space("a", "bc"),
+        )
     }
     assert len(names) == 6
     for at in range(4):
         changed = [*tokens[:at], 9, *tokens[at + 1 :]]
-        assert chain(root_hash("a"), packed(changed), 8)[-16:] != chain(root_hash("a"), packed(tokens), 8)[-16:]
+        assert chain(root_hash(DEMO), packed(changed), 8)[-16:] != chain(root_hash(DEMO), packed(tokens), 8)[-16:]
 
 
 def test_a_namespace_beyond_ascii() -> None:
-    assert len({root_hash("é"), root_hash("e"), root_hash("\\xe9"), root_hash("\ud800")}) == 4
+    assert len({root_hash(space(tenant)) for tenant in ("é", "e", "\\xe9", "\ud800")}) == 4
 
 
 def test_stored_and_removed() -> None:
     cache, events = make_cache()
     cached(cache, 1, 2, 3, 4)
     cached(cache, 1, 2, 5, 6)  # splits: that is no event
-    root = root_hash("demo")
+    root = root_hash(DEMO)
     below = chain(root, packed([1, 2]), 8)
-    assert events == [Stored("demo", root, packed([1, 2, 3, 4])), Stored("demo", below, packed([5, 6]))]
+    assert events == [Stored(DEMO, root, packed([1, 2, 3, 4])), Stored(DEMO, below, packed([5, 6]))]
     events.clear()
     cache.flush()
     assert events == [
-        Removed("demo", below, packed([3, 4])),
-        Removed("demo", below, packed([5, 6])),
-        Removed("demo", root, packed([1, 2])),
+        Removed(DEMO, below, packed([5, 6])),
+        Removed(DEMO, below, packed([3, 4])),
+        Removed(DEMO, root, packed([1, 2])),
     ]
 
 
@@ -57,9 +64,9 @@ def test_a_trimmed_tail_is_removed() -> None:
     cached(cache, 1, 2, 3, 4, 5, 6)
     events.clear()
     cache.evict(2)
-    assert events == [Removed("demo", chain(root_hash("demo"), packed([1, 2]), 8), packed([3, 4, 5, 6]))]
+    assert events == [Removed(DEMO, chain(root_hash(DEMO), packed([1, 2]), 8), packed([3, 4, 5, 6]))]
     cached(cache, 1, 2, 7, 8)
-    assert events[1:] == [Stored("demo", events[0].parent, packed([7, 8]))]
+    assert events[1:] == [Stored(DEMO, events[0].parent, packed([7, 8]))]
 
 
 def test_a_path_that_grows_by_commits_is_told_page_by_page() -> None:
@@ -69,21 +76,21 @@ def test_a_path_that_grows_by_commits_is_told_page_by_page() -> None:
     commit(cache, lease, 1, 2, 3, 4)  # joined to the first: that is no event
     commit(cache, lease, 1, 2, 3, 4, 5, 6)
     assert cache.stats().nodes == 1
-    names = chain(root_hash("demo"), packed([1, 2, 3, 4]), 8)
+    names = chain(root_hash(DEMO), packed([1, 2, 3, 4]), 8)
     assert events == [
-        Stored("demo", root_hash("demo"), packed([1, 2])),
-        Stored("demo", names[:16], packed([3, 4])),
-        Stored("demo", names[16:], packed([5, 6])),
+        Stored(DEMO, root_hash(DEMO), packed([1, 2])),
+        Stored(DEMO, names[:16], packed([3, 4])),
+        Stored(DEMO, names[16:], packed([5, 6])),
     ]
     cache.release(lease, after_step=-1)
-    assert cache.prefix_hash(cache.match("demo", packed([1, 2, 3, 4, 0]), 5)) == names[16:]
+    assert cache.prefix_hash(cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5)) == names[16:]
 
 
 def test_hashes_can_be_asked_for_without_events() -> None:
     cache = PrefixCache(num_pages=8, page_size=2)
     cached(cache, 1, 2, 3, 4)
     cached(cache, 1, 2, 5, 6)
-    match = cache.match("demo", packed([1, 2, 5, 6, 0]), 5)
-    assert cache.prefix_hash(match) == chain(root_hash("demo"), packed([1, 2, 5, 6]), 8)[-16:]
-    assert cache.prefix_hash(cache.match("other", packed([1]), 1)) == root_hash("other")
+    match = cache.match(DEMO, packed([1, 2, 5, 6, 0]), 5)
+    assert cache.prefix_hash(match) == chain(root_hash(DEMO), packed([1, 2, 5, 6]), 8)[-16:]
+    assert cache.prefix_hash(cache.match(space("other"), packed([1]), 1)) == root_hash(space("other"))
     cache.check()

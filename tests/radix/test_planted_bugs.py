@@ -1,4 +1,5 @@
-"""Bugs that caches of this kind have had, planted one by one: the random lives of machine.py must find each of them.
+"""Bugs that caches of this kind have had, planted one by one: the written lives of scenes.py, or the random ones of
+machine.py, must find each of them.
 
 A bug is one replacement in one file of a copy of radix/. If the old text is no longer there, the test says so.
 """
@@ -15,7 +16,9 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.radix.machine import LIFE, CacheMachine
+from tests.radix.scenes import play
 from trunkline import radix
+from trunkline.config import EVICTION_POLICIES
 
 LIVES = settings(
     LIFE,
@@ -31,6 +34,7 @@ class Bug(NamedTuple):
     file: str
     right: str
     wrong: str
+    policies: tuple[str, ...] = EVICTION_POLICIES
 
 
 BUGS = [
@@ -55,8 +59,8 @@ BUGS = [
     Bug(
         "the upper half of a split isn't locked",
         "tree.py",
-        "            upper.locks = 1\n        else:\n            self._lru[upper] = None",
-        "            pass\n        self._lru[upper] = None",
+        "            upper.locks = 1\n        else:\n            self._order.split(upper, lower)",
+        "            pass\n        self._order.add(upper)",
     ),
     Bug(
         "a page is shared before its last token is computed",
@@ -73,20 +77,20 @@ BUGS = [
     Bug(
         "use is noted from the root down, so a parent is evicted before its child",
         "tree.py",
-        "        while not node.locks:\n            self._lru.move_to_end(node)\n            node = node.parent",
-        "        if not node.locks:\n            self._touch(node.parent)\n            self._lru.move_to_end(node)",
+        "        while not node.locks:\n            self._order.touch(node)\n            node = node.parent",
+        "        if not node.locks:\n            self._touch(node.parent)\n            self._order.touch(node)",
     ),
     Bug(
         "a run is trimmed at its head",
         "tree.py",
-        "            run = leaf.pages[keep:]",
-        "            run = leaf.pages[: len(leaf.pages) - keep]",
+        "        run = leaf.pages[keep:]",
+        "        run = leaf.pages[: len(leaf.pages) - keep]",
     ),
     Bug(
         "a split isn't counted",
         "tree.py",
-        "            self._lru[upper] = None\n        self.num_nodes += 1",
-        "            self._lru[upper] = None",
+        "            self._order.split(upper, lower)\n        self.num_nodes += 1",
+        "            self._order.split(upper, lower)",
     ),
     Bug(
         "an abort shares what is known instead of what is computed",
@@ -104,7 +108,7 @@ BUGS = [
         "a second release frees the pages again",
         "cache.py",
         "        if lease.released:\n            return\n        self.pool.give_back(lease.pages[lease.num_shared :]",
-        "        if lease.released:\n            return self.pool.give_back(np.zeros(1, np.int32))\n"
+        "        if lease.released:\n            return self.pool.give_back(lease._buffer[:1])\n"
         "        self.pool.give_back(lease.pages[lease.num_shared :]",
     ),
     Bug(
@@ -116,7 +120,7 @@ BUGS = [
     Bug(
         "a failed admission keeps its lock",
         "cache.py",
-        "            self.tree.unlock(match.node)\n            return None",
+        "            self.tree.unlock(node)\n            return None",
         "            return None",
     ),
     Bug(
@@ -134,9 +138,9 @@ BUGS = [
     Bug(
         "an eviction makes room out of the prefix that is being admitted",
         "cache.py",
-        "        self.tree.lock(match.node)  # first, so that making room never takes the prefix itself\n"
-        "        private = self._take(num_new_pages)\n",
-        "        private = self._take(num_new_pages)\n        self.tree.lock(match.node)\n",
+        "        self.tree.lock(node)  # first, so that making room never takes the prefix itself\n"
+        "        private = self._take(num_private, ADMISSION)\n",
+        "        private = self._take(num_private, ADMISSION)\n        self.tree.lock(node)\n",
     ),
     Bug(
         "a node is joined although another lease ends there",
@@ -151,10 +155,145 @@ BUGS = [
         "",
     ),
     Bug(
+        "the hash of everything up to a tail that was cut off is kept",
+        "tree.py",
+        "        leaf.sha = None\n",
+        "",
+    ),
+    Bug(
         "namespaces share a root",
         "tree.py",
         "root = self._roots.get(namespace)",
-        'root = self._roots.get(namespace) or self._roots.get("")',
+        "root = self._roots.get(namespace) or self._roots.get(Namespace())",
+    ),
+    Bug(
+        "a hash ignores the last token of a page",
+        "events.py",
+        "sha256(parent + tokens[start : start + page_bytes])",
+        "sha256(parent + tokens[start : start + page_bytes - 4])",
+    ),
+    Bug(
+        "a failed admission counts as a hit",
+        "cache.py",
+        "        private = self._take(num_private, ADMISSION)\n",
+        "        private = self._take(num_private, ADMISSION)\n        for above in self.tree.path(node):\n            above.hits += 1\n",
+    ),
+    Bug(
+        "a split forgets hits and urgency",
+        "tree.py",
+        "        upper.hits, upper.last_used, upper.urgency = lower.hits, lower.last_used, lower.urgency\n",
+        "",
+    ),
+    Bug(
+        "what was hit is joined with what wasn't",
+        "tree.py",
+        "if lower.hits != upper.hits or lower.urgency != upper.urgency:",
+        "if False:",
+    ),
+    Bug(
+        "an urgent request that goes over to a twin's pages leaves them as they are",
+        "cache.py",
+        "            used.urgency = min(used.urgency, lease.priority)\n",
+        "            used.urgency = min(node.urgency, lease.priority) if used is node else used.urgency\n",
+    ),
+    Bug(
+        "what slru protects no longer goes next instead of last",
+        "eviction.py",
+        "            self._probation[demoted] = None\n",
+        "            self._probation[demoted] = None\n            self._probation.move_to_end(demoted, last=False)\n",
+        policies=("slru",),
+    ),
+    Bug(
+        "slru goes on counting pages that were cut off",
+        "tree.py",
+        "        self._order.shrink(leaf, len(leaf.pages) - keep)\n",
+        "",
+        policies=("slru",),
+    ),
+    Bug(
+        "a pin locks nothing",
+        "pins.py",
+        "            self._tree.lock(node)\n",
+        "",
+    ),
+    Bug(
+        "pages that two pins hold count twice",
+        "pins.py",
+        "                if node in seen:\n                    break\n                seen.add(node)\n"
+        "        return sum(len(node.pages) for node in seen)",
+        "                seen.add(node)\n        return sum(pin.num_pages for pin in self.of(tenant)) + (more.depth if more else 0)",
+    ),
+    Bug(
+        "a pin outlives its time",
+        "pins.py",
+        "if pin.until <= now]",
+        "if pin.until < now]",
+    ),
+    Bug(
+        "a second pin shortens the first",
+        "pins.py",
+        "until=max(pin.until, until)",
+        "until=until",
+    ),
+    Bug(
+        "the pins that yield are those that end last",
+        "pins.py",
+        "key=lambda pin: (pin.until, pin.pin_id)",
+        "key=lambda pin: (-pin.until, pin.pin_id)",
+    ),
+    Bug(
+        "a tenant's excess is taken from everybody",
+        "cache.py",
+        "self.tree.evict(excess, partial(self._leaving, QUOTA), order)",
+        "self.tree.evict(excess, partial(self._leaving, QUOTA))",
+    ),
+    Bug(
+        "pages of an evicted tail still count as their tenant's",
+        "cache.py",
+        "        self._count_tenant(node.namespace.tenant, first - len(node.pages))\n",
+        "        self._count_tenant(node.namespace.tenant, -len(node.pages) if not first else 0)\n",
+    ),
+    Bug(
+        "a flush takes what is in use",
+        "tree.py",
+        "if not node.locks and which(node.namespace)]",
+        "if which(node.namespace)]",
+    ),
+    Bug(
+        "what is evicted is remembered by its end",
+        "cache.py",
+        "self.ghosts.add(self.tree.path_hash(node.parent, page), ghost)",
+        'self.ghosts.add(self.tree.path_hash(node, b""), ghost)',
+    ),
+    Bug(
+        "a tail that was cut off counts as gone although it is back",
+        "tree.py",
+        "            parent.trimmed = None\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a join forgets what was cut off before",
+        "cache.py",
+        "if not above.depth and above.trimmed is not None:",
+        "if False:",
+    ),
+    Bug(
+        "the hook hears of the head of a run that stays",
+        "cache.py",
+        "self.on_evicted(node, first, node.pages[first:])",
+        "self.on_evicted(node, 0, node.pages)",
+    ),
+    Bug(
+        "a guess begins with what is known",
+        "continuation.py",
+        "    found = next_node.tokens[len(known) :]\n",
+        "    found = next_node.tokens\n",
+    ),
+    Bug(
+        "what was said after a tail that is cut off is said to follow what is left",
+        "tree.py",
+        '        leaf.tail = b""  # it followed the old end\n',
+        "",
     ),
 ]
 
@@ -174,7 +313,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
             copy.parent.mkdir(exist_ok=True)
             copy.write_text(re.sub(r"\btrunkline\.radix\b", "planted", text), encoding="utf-8")
         cache = importlib.import_module("planted.cache").PrefixCache
-        return type("PlantedMachine", (CacheMachine,), {"make_cache": cache})
+        policies = EVICTION_POLICIES if bug is None else bug.policies
+        return type("PlantedMachine", (CacheMachine,), {"make_cache": cache, "policies": policies})
 
     yield load
     for module in [name for name in sys.modules if name.partition(".")[0] == "planted"]:
@@ -186,9 +326,12 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def test_bug_is_found(bug: Bug, load: Callable[[Bug | None], type[CacheMachine]]) -> None:
     machine = load(bug)
     with pytest.raises((AssertionError, ValueError, LookupError)):  # of the audit, or where the bug leads
+        play(machine)
         run_state_machine_as_test(machine, settings=LIVES)
 
 
 @pytest.mark.slow
 def test_no_bug_no_finding(load: Callable[[Bug | None], type[CacheMachine]]) -> None:
-    run_state_machine_as_test(load(None), settings=LIVES)
+    machine = load(None)
+    play(machine)
+    run_state_machine_as_test(machine, settings=LIVES)

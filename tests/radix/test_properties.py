@@ -5,11 +5,19 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.radix.machine import LIFE, CacheMachine
+from tests.radix.scenes import SCENES, Scene
 
 
 def test_equals_a_naive_cache() -> None:
     """The same hundred lives every time."""
     run_state_machine_as_test(CacheMachine, settings=settings(LIFE, max_examples=100, derandomize=True))
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_a_written_life(scene: Scene) -> None:
+    life = CacheMachine()
+    scene(life)
+    life.teardown()
 
 
 @pytest.mark.slow

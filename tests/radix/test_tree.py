@@ -7,20 +7,21 @@ from textwrap import dedent, indent
 import numpy as np
 import pytest
 
-from tests.radix.factories import cached, packed, read
+from tests.radix.factories import DEMO, cached, packed, read, space
 from trunkline.radix import inspection
 from trunkline.radix import tree as tree_module
 from trunkline.radix.cache import PrefixCache
+from trunkline.radix.events import NOBODY, Namespace
 from trunkline.radix.tree import Inserted, Node, RadixTree
 
 
-def insert(tree: RadixTree, *tokens: int, pages: list[int], namespace: str = "demo") -> Inserted:
+def insert(tree: RadixTree, *tokens: int, pages: list[int], namespace: Namespace = DEMO) -> Inserted:
     """From the root on."""
     root = tree.match(namespace, b"", 0)
     return tree.insert(root, packed(tokens), np.array(pages, np.int32))
 
 
-def match(tree: RadixTree, *tokens: int, namespace: str = "demo") -> Node:
+def match(tree: RadixTree, *tokens: int, namespace: Namespace = DEMO) -> Node:
     return tree.match(namespace, packed(tokens), len(tokens) * 4 // tree.page_bytes)
 
 
@@ -111,7 +112,7 @@ def test_match_of_nothing() -> None:
     assert match(tree, 3, 4).depth == 0
     assert match(tree, 1, 3).depth == 0, "half a page is no page"
     assert match(tree).depth == 0
-    assert match(tree, 1, 2, namespace="other").depth == 0
+    assert match(tree, 1, 2, namespace=space("other")).depth == 0
 
 
 def test_match_needs_whole_pages() -> None:
@@ -145,22 +146,28 @@ def test_token_ids_are_compared_whole() -> None:
 
 def test_namespaces_never_meet() -> None:
     tree = RadixTree(page_size=1)
-    for page, namespace in enumerate(("a", ("a",), ("a", None), None, 1)):
+    for page, namespace in enumerate(
+        (NOBODY, Namespace("a"), Namespace(adapter="a"), space("a"), space("", "a"), space("a", "bc"), space("ab", "c"))
+    ):
         assert tree.match(namespace, packed([1]), 1).depth == 0
         tree.insert(tree.match(namespace, b"", 0), packed([1]), np.array([page], np.int32))
     assert is_drawn(
         tree,
         """
-        'a'
+        nobody
         └─ 1 → 0  #1
-        ('a',)
+        weights='a'
         └─ 1 → 1  #2
-        ('a', None)
+        adapter='a'
         └─ 1 → 2  #3
-        None
+        tenant='a'
         └─ 1 → 3  #4
-        1
+        salt='a'
         └─ 1 → 4  #5
+        tenant='a' salt='bc'
+        └─ 1 → 5  #6
+        tenant='ab' salt='c'
+        └─ 1 → 6  #7
         """,
     )
 
@@ -168,9 +175,9 @@ def test_namespaces_never_meet() -> None:
 def test_a_namespace_is_forgotten_with_its_last_page() -> None:
     tree = RadixTree(page_size=1)
     for salt in range(100):
-        insert(tree, 1, 2, pages=[0, 1], namespace=f"salt {salt}")
+        insert(tree, 1, 2, pages=[0, 1], namespace=space("demo", f"salt {salt}"))
         tree.evict(2)
-        match(tree, 1, namespace=f"looked up {salt}")
+        match(tree, 1, namespace=space(f"looked up {salt}"))
     assert len(tree._roots) == 0
 
 
@@ -191,7 +198,7 @@ def test_the_tail_goes_first(tree: RadixTree) -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         └─ 1 → 0  #1
         """,
     )
@@ -205,7 +212,7 @@ def test_a_match_spares_what_it_found() -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         ├─ 1|2 → 0 1  #3
         │  └─ 3 → 2  #1
         └─ 7|8 → 7 8  #2
@@ -225,7 +232,7 @@ def test_a_trimmed_leaf_keeps_its_turn() -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         ├─ 1|2 → 0 1  #1
         └─ 7 → 7  #2
         """,
@@ -248,7 +255,7 @@ def test_a_lock_holds_the_path_and_nothing_below(tree: RadixTree) -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         └─ 1|2|3 → 0 1 2  locked
            └─ 4 → 3  locked ×1
               └─ 5 → 5  #1
@@ -280,7 +287,7 @@ def test_a_split_under_a_lock_holds_both_halves(tree: RadixTree) -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         └─ 1 → 0  locked
            └─ 2|3 → 1 2  locked ×1
               └─ 4 → 3  #1
@@ -292,7 +299,7 @@ def test_a_split_under_a_lock_holds_both_halves(tree: RadixTree) -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         └─ 1 → 0  locked ×1
            └─ 2|3 → 1 2  #2
               └─ 4 → 3  #1
@@ -308,7 +315,7 @@ def test_what_is_unlocked_goes_last(tree: RadixTree) -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         ├─ 1|2|3 → 0 1 2  #3
         │  └─ 4 → 3  #2
         └─ 7 → 7  #1
@@ -320,7 +327,7 @@ def test_a_root_can_be_locked() -> None:
     tree = RadixTree(page_size=1)
     root = match(tree)
     tree.lock(root)
-    assert is_drawn(tree, "'demo'  locked ×1")
+    assert is_drawn(tree, "tenant='demo'  locked ×1")
     tree.unlock(root)
     assert drawn(tree) == ""
 
@@ -341,7 +348,7 @@ def test_a_path_that_grows_stays_one_run() -> None:
     assert is_drawn(
         tree,
         """
-        'demo'
+        tenant='demo'
         └─ 0|1|… 2 pages …|4 → 1 2 … 5  locked ×1
         """,
     )
@@ -407,6 +414,6 @@ def test_check_says_what_is_wrong(tree: RadixTree) -> None:
         inspection.check(tree)
     node.tokens = packed([4])
     tree._touch(node)
-    tree._lru.move_to_end(node)
+    tree._order.touch(node)
     with pytest.raises(AssertionError, match="4 → 3 would be evicted after its parent"):
         inspection.check(tree)

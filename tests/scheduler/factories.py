@@ -1,15 +1,19 @@
 """Small engines around the stub worker, and drivers for them."""
 
+import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.stub import VOCAB_SIZE, StubWorker
+from tests.stub import VOCAB_SIZE, StubWorker, continuation
 from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
 from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
+from trunkline.radix.tiers import Background
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.engine import Engine
+from trunkline.scheduler.request import Request
 from trunkline.step import Plan
 
 EOS = 0
@@ -34,15 +38,30 @@ def make_engine(
     caching: bool = True,
     clock: Clock | None = None,
     poison_token: int | None = None,
+    host_slots: int = 0,
+    disk_cache_dir: Path | None = None,
+    fingerprint: str = "ab" * 16,
+    background: Background | None = None,
     **scheduler: Any,
 ) -> Engine:
     """An engine over a StubWorker; `scheduler` are SchedulerConfig's fields."""
     config = EngineConfig(
         model=ModelSource(path="stub"),
-        cache=CacheConfig(block_size=page_size, enable_prefix_caching=caching),
+        cache=CacheConfig(
+            block_size=page_size,
+            enable_prefix_caching=caching,
+            disk_cache_dir=str(disk_cache_dir) if disk_cache_dir is not None else None,
+        ),
         scheduler=SchedulerConfig(**scheduler),
     )
-    worker = StubWorker(num_pages=num_pages, page_size=page_size, depth=depth, poison_token=poison_token)
+    worker = StubWorker(
+        num_pages=num_pages,
+        page_size=page_size,
+        depth=depth,
+        host_slots=host_slots,
+        fingerprint=fingerprint,
+        poison_token=poison_token,
+    )
     return Engine(
         config,
         worker,
@@ -50,6 +69,7 @@ def make_engine(
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
         clock=clock or Clock(),
+        background=background,
     )
 
 
@@ -59,7 +79,28 @@ def plans(engine: Engine) -> list[Plan]:
     return engine.worker.plans
 
 
-def generate(request_id: str, prompt: Iterable[int], *, salt: str = "", priority: int = 0, **sampling: Any) -> Generate:
+def plant_drafts(engine: Engine, right: float, *, seed: int = 0) -> None:
+    """All drafts come from an oracle of the stub, token by token right with this probability."""
+    rng = random.Random(seed)
+
+    def find(request: Request, length: int) -> bytes:
+        known = request.token_ids(0, request.num_tokens).tolist()
+        guess = [token if rng.random() < right else rng.randrange(VOCAB_SIZE) for token in continuation(known, length)]
+        return np.array(guess, "<i4").tobytes()
+
+    engine.scheduler.drafter.sources = {"tree": find}
+
+
+def generate(
+    request_id: str,
+    prompt: Iterable[int],
+    *,
+    salt: str = "",
+    priority: int = 0,
+    group: str = "",
+    tenant: str = "",
+    **sampling: Any,
+) -> Generate:
     """A greedy request of 8 tokens that ignores end-of-text, unless `sampling` says otherwise."""
     fields = {"temperature": 0, "max_tokens": 8, "seed": 0, "ignore_eos": True} | sampling
     return Generate(
@@ -68,6 +109,8 @@ def generate(request_id: str, prompt: Iterable[int], *, salt: str = "", priority
         sampling=SamplingParams(**fields),
         salt=salt,
         priority=priority,
+        group=group,
+        tenant=tenant,
     )
 
 

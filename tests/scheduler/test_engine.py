@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.factories import EOS, Clock, Driver, generate, make_engine, plans, run
+from tests.scheduler.factories import EOS, Clock, Driver, generate, make_engine, plans, plant_drafts, run
 from tests.stub import VOCAB_SIZE, StubWorker, continuation
 from trunkline.messages import Abort, Call, Failed, Generate, Reply, Tokens
 from trunkline.sampling import SamplingParams
@@ -48,7 +48,7 @@ def test_same_tokens_whatever_the_schedule(schedule: str, depth: int) -> None:
         for name, prompt in requests.items():
             assert outcomes[name].tokens == continuation(prompt, 12), name
     if schedule.startswith("small pool"):
-        assert engine.stats()["num_preemptions_total"] > 0
+        assert engine.scheduler.counters.preemptions > 0
 
 
 @given(data=st.data())
@@ -63,22 +63,26 @@ def test_random_traffic(data: st.DataObject) -> None:
         max_num_seqs=data.draw(st.integers(1, 6)),
         max_num_batched_tokens=data.draw(st.integers(6, 40)),
         policy=data.draw(st.sampled_from(["window", "fcfs", "lpm", "priority"])),
+        num_speculative_tokens=data.draw(st.integers(0, 5)),
     )
+    plant_drafts(engine, right=data.draw(st.sampled_from([0.0, 0.5, 1.0])))
     driver = Driver(engine)
     longest = engine.scheduler.max_tokens_per_request
     wanted: dict[str, tuple[list[int], int, bool, bool]] = {}
     aborted: set[str] = set()
     for i in range(data.draw(st.integers(1, 30))):
-        action = data.draw(st.sampled_from(["arrive", "arrive", "step", "step", "step", "abort"]))
-        if action == "arrive":
+        action = data.draw(st.sampled_from(["arrive", "arrive", "group", "step", "step", "step", "abort"]))
+        if action in ("arrive", "group"):
             prompt = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=longest))
             max_tokens, ignore_eos = data.draw(st.integers(1, 10)), data.draw(st.booleans())
             scored = data.draw(st.booleans())
-            wanted[f"r{i}"] = prompt, max_tokens, ignore_eos, scored
             priority = data.draw(st.integers(0, 2))
             sampling: dict[str, Any] = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
             sampling["prompt_logprobs"] = 0 if scored else None
-            driver.send(generate(f"r{i}", prompt, priority=priority, **sampling))
+            names = [f"r{i}.{choice}" for choice in range(1 if action == "arrive" else data.draw(st.integers(2, 4)))]
+            wanted |= dict.fromkeys(names, (prompt, max_tokens, ignore_eos, scored))
+            group = f"r{i}" if action == "group" else ""
+            driver.send(*(generate(name, prompt, priority=priority, group=group, **sampling) for name in names))
         elif action == "abort" and wanted:
             aborted.add(name := data.draw(st.sampled_from(sorted(wanted))))
             driver.send(Abort(request_id=name))
@@ -259,10 +263,12 @@ def test_calls() -> None:
     (reply,) = engine.handle(Call(call_id=4, method="check"))
     assert reply == Reply(call_id=4, result={"ok": True})
     (reply,) = engine.handle(Call(call_id=5, method="nothing"))
-    assert isinstance(reply, Reply) and reply.error == "There is no method 'nothing'; there are check, flush, stats."
+    assert isinstance(reply, Reply) and reply.error == (
+        "There is no method 'nothing'; there are check, explain, flush, order_documents, pins, plan, queue, stats, tree, unpin."
+    )
     assert engine.stats()["pages"]["tree"] == 6
     (reply,) = engine.handle(Call(call_id=6, method="flush"))
-    assert reply == Reply(call_id=6, result={"pages": 6})
+    assert reply == Reply(call_id=6, result={"pages": 6, "tier_pages": 0})
     assert engine.stats()["pages"] == {"free": 64, "tree": 0, "lease": 0, "copy": 0}
     (reply,) = engine.handle(Call(call_id=7, method="flush", args={"nonsense": 1}))
     assert isinstance(reply, Reply) and reply.error is not None and "nonsense" in reply.error

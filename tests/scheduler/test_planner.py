@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from trunkline.radix.cache import PrefixCache
+from trunkline.radix.events import NOBODY
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.planner import PlanBuilder
 from trunkline.scheduler.request import Request
@@ -26,7 +27,7 @@ def running(cache: PrefixCache, tokens: list[int], *, num_prompt: int | None = N
     )
     for token in tokens[num_prompt:]:
         request.append(token)
-    match = cache.match("namespace", bytes(request.tokens), request.num_tokens)
+    match = cache.match(NOBODY, bytes(request.tokens), request.num_tokens)
     request.lease = cache.admit(match, len(tokens) // 4 + 1)
     return request
 
@@ -65,6 +66,22 @@ def test_a_token_in_flight_is_named_by_its_row(cache: PrefixCache) -> None:
     assert row.prompt is not None and row.prompt.tolist() == [1, 2, 3]
     assert row.output is not None and row.output.tolist() == [9, -7]
     assert row.position == 5
+
+
+def test_the_last_row_of_a_prompt_chooses_for_its_followers_too(cache: PrefixCache) -> None:
+    leader = running(cache, [11, 12, 13, 14, 15], seed=1)
+    followers = [running(cache, [11, 12, 13, 14, 15], seed=seed, min_tokens=1) for seed in (2, 3)]
+    leader.followers = followers
+    builder = PlanBuilder(1, frozenset({0}))
+    first = builder.add(leader, 3)
+    leader.num_planned = 3
+    last = builder.add(leader, 2)
+    assert first.forks == ()
+    assert [(fork.request, fork.row) for fork in last.forks] == list(zip(followers, (2, 3), strict=True))
+    assert last.own_rows == range(1, 2)
+    rows = builder.build(4).rows[last.rows.start :]
+    assert [(row.request, row.at, row.position, row.seed) for row in rows] == [(1, 4, 5, 1), (1, 4, 5, 2), (1, 4, 5, 3)]
+    assert [row.banned for row in rows] == [(), (0,), (0,)]
 
 
 def test_prompt_logprobs_want_a_row_for_every_prompt_token_but_the_first(cache: PrefixCache) -> None:

@@ -93,3 +93,17 @@ def test_status_line_counts_busy_time_only(caplog: pytest.LogCaptureFixture) -> 
     clock.now = 200.0
     status.update()
     assert len(caplog.messages) == 1, "nothing was done since"
+
+
+def test_status_line_tells_of_the_tiers(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    clock = Clock()
+    engine = make_engine(host_slots=8, disk_cache_dir=tmp_path)
+    status = StatusLine(engine, 10.0, clock)
+    caplog.set_level("INFO", logger="trunkline.engine")
+    for name in "ab":  # the second stores the four whole pages before the last token
+        run(engine, generate(name, range(1, 18), max_tokens=1))
+    clock.now = 10.0
+    status.update()
+    (line,) = caplog.messages
+    assert "KV cache usage: 0.0%, host: 50.0%, disk: 0.0%, prefix cache hit rate: 47.1%" in line
+    engine.close()

@@ -3,8 +3,9 @@
 from tests.scheduler.factories import Clock, Driver, generate, make_engine, plans, run
 from tests.stub import continuation
 from trunkline.messages import Abort, Tokens
+from trunkline.scheduler.admission import NUM_CANDIDATES
+from trunkline.scheduler.preemption import MAX_PREEMPTIONS
 from trunkline.scheduler.request import State
-from trunkline.scheduler.scheduler import MAX_PREEMPTIONS, NUM_CANDIDATES
 
 
 def running(driver: Driver) -> list[str]:
@@ -53,7 +54,7 @@ def test_who_was_preempted_three_times_is_spared_while_another_can_go() -> None:
     driver.send(*(generate(name, [ord(name) % 50] * 8, max_tokens=20) for name in "abc"))
     driver.step()
     driver.engine.scheduler.requests["c"].num_preemptions = MAX_PREEMPTIONS
-    while driver.engine.stats()["num_preemptions_total"] == 0:
+    while driver.engine.scheduler.counters.preemptions == 0:
         driver.step()
     assert running(driver) == ["a", "c"]
     driver.drain()
@@ -62,7 +63,7 @@ def test_who_was_preempted_three_times_is_spared_while_another_can_go() -> None:
 def test_pages_on_their_way_are_waited_for_before_more_is_preempted() -> None:
     driver = Driver(make_engine(num_pages=12, page_size=4, policy="fcfs", depth=1, caching=False))
     driver.send(*(generate(name, [ord(name) % 50] * 8, max_tokens=20) for name in "abc"))
-    while driver.engine.stats()["num_preemptions_total"] == 0:
+    while driver.engine.scheduler.counters.preemptions == 0:
         driver.step()
     assert running(driver) == ["a", "b"]
     driver.drain()
@@ -72,7 +73,7 @@ def test_the_lowest_priority_is_preempted_before_a_later_arrival() -> None:
     driver = Driver(make_engine(num_pages=10, page_size=4, policy="priority"))
     driver.send(generate("low", [1] * 8, max_tokens=20, priority=5), generate("a", [2] * 8, max_tokens=20))
     driver.send(generate("b", [3] * 8, max_tokens=20))
-    while driver.engine.stats()["num_preemptions_total"] == 0:
+    while driver.engine.scheduler.counters.preemptions == 0:
         driver.step()
     states = {r.request_id: r.state for r in driver.engine.scheduler.requests.values()}
     assert states == {"low": State.WAITING, "a": State.RUNNING, "b": State.RUNNING}
@@ -82,7 +83,7 @@ def test_the_lowest_priority_is_preempted_before_a_later_arrival() -> None:
 def test_preempted_request_finds_its_own_pages_again() -> None:
     driver = Driver(make_engine(num_pages=16, page_size=4))
     driver.send(generate("a", [1] * 8, max_tokens=40), generate("b", [2] * 9, max_tokens=30))
-    while driver.engine.stats()["num_preemptions_total"] == 0:
+    while driver.engine.scheduler.counters.preemptions == 0:
         driver.step()
     hits = driver.engine.scheduler.counters.prefix_cache_hits
     driver.drain()
@@ -96,8 +97,8 @@ def test_a_request_alone_may_fill_the_pool() -> None:
     assert outcome.finished is not None and outcome.finished.reason == "length"
 
 
-def test_head_that_does_not_fit_waits_and_nobody_passes_it() -> None:
-    driver = Driver(make_engine(num_pages=8, page_size=4, policy="fcfs"))
+def test_without_a_window_nobody_passes_a_head_that_does_not_fit() -> None:
+    driver = Driver(make_engine(num_pages=8, page_size=4, policy="fcfs", window_seconds=0.0))
     driver.send(generate("a", [1] * 15, max_tokens=4))
     driver.step()
     driver.send(generate("large", [2] * 20), generate("small", [3]))
@@ -113,7 +114,7 @@ def test_a_page_is_left_for_those_that_run() -> None:
     driver.step()
     assert running(driver) == ["a"]  # the pages of "b" would be the last: "a" could not grow without preempting it
     driver.drain()
-    assert driver.engine.stats()["num_preemptions_total"] == 0
+    assert driver.engine.scheduler.counters.preemptions == 0
 
 
 def test_aborts_in_every_state_leave_nothing() -> None:
@@ -137,7 +138,7 @@ def test_aborts_in_every_state_leave_nothing() -> None:
 def test_abort_of_a_preempted_request() -> None:
     driver = Driver(make_engine(num_pages=10, page_size=4))
     driver.send(*(generate(name, [i] * 8, max_tokens=20) for i, name in enumerate("abc", 1)))
-    while driver.engine.stats()["num_preemptions_total"] == 0:
+    while driver.engine.scheduler.counters.preemptions == 0:
         driver.step()
     (victim,) = driver.engine.scheduler.waiting
     driver.send(Abort(request_id=victim.request_id))
@@ -173,7 +174,7 @@ def test_max_num_seqs_bounds_the_batch() -> None:
 def test_window_admits_short_work_first_but_is_bounded() -> None:
     clock = Clock()
     engine = make_engine(clock=clock, policy="window", max_num_seqs=1, window_seconds=20.0, window_gamma=50.0)
-    engine.scheduler.order.seconds_per_token = 0.01
+    engine.scheduler.pace.seconds_per_token = 0.01
     driver = Driver(engine)
     driver.send(generate("first", [1], max_tokens=3))
     driver.step()
@@ -250,7 +251,7 @@ def test_same_arrivals_same_plans() -> None:
         driver = Driver(make_engine(num_pages=14, page_size=4, depth=1, max_num_batched_tokens=17))
         driver.send(*(generate(f"r{i}", [1, 2, 3, 4, 5, i, *range(i)], max_tokens=12) for i in range(12)))
         driver.drain()
-        assert driver.engine.stats()["num_preemptions_total"] > 0
+        assert driver.engine.scheduler.counters.preemptions > 0
         return [repr(plan) for plan in plans(driver.engine)]
 
     assert all_plans() == all_plans()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trunkline.config import CacheConfig
 from trunkline.errors import ConfigError
 from trunkline.units import parse_bytes
-from trunkline.workers.memory import available_memory, size_pool
+from trunkline.workers.memory import MIN_STAGING_PAGES, available_memory, size_host_tier, size_pool
 
 GIB = 2**30
 
@@ -158,3 +158,34 @@ def test_this_machine_has_memory():
 
 def test_a_machine_without_proc_counts_all_of_its_memory(tmp_path):
     assert available_memory(tmp_path) > 2**20
+
+
+# Host memory behind the pool.
+
+
+def slots(*, page_bytes=2**20, available=64 * GIB, **cache) -> int:
+    return size_host_tier(CacheConfig(**cache), page_bytes=page_bytes, available=available)
+
+
+def test_no_host_tier_unless_asked_for():
+    assert slots() == 0
+
+
+def test_host_tier_as_asked_for():
+    assert slots(host_cache_memory=10 * 2**20 + 5) == 10
+
+
+def test_a_disk_tier_gets_memory_to_pass_pages_through(tmp_path):
+    assert slots(disk_cache_dir="kv") == 512
+    assert slots(disk_cache_dir="kv", available=GIB) == 128, "an eighth of what is there"
+    assert slots(disk_cache_dir="kv", page_bytes=2**30) == MIN_STAGING_PAGES
+    assert slots(disk_cache_dir="kv", host_cache_memory=2**20) == 1
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [(2**20 - 1, "one page of this model takes 1.0 MiB"), (2 * GIB, "only 1.0 GiB of memory is available")],
+)
+def test_host_tier_that_cannot_be(memory, told):
+    with pytest.raises(ConfigError, match=f"--host-cache-memory is .*{told}"):
+        slots(host_cache_memory=memory, available=GIB)

@@ -75,6 +75,18 @@ def test_a_long_prompt_in_steps_across_splits(runner: ModelRunner) -> None:
     assert torch.equal(at_once, in_steps)
 
 
+@pytest.mark.parametrize("rest", range(1, 2 * PAGE_SIZE + 1))
+def test_however_little_is_left_after_a_cached_prefix(runner: ModelRunner, rest: int) -> None:
+    """One row alone, a page, more than a page: the bits of the whole prompt read at once."""
+    prompt = tokens(3 * PAGE_SIZE + rest)
+    pages = pages_for(len(prompt))
+    whole = run(runner, [Chunk(prompt, 0, len(prompt), pages)])
+    shared = len(prompt) - rest
+    run(runner, [Chunk(prompt[:shared], 0, shared, pages[:3])])
+    own = pages_for(len(prompt) - shared, first=50)
+    assert torch.equal(run(runner, [Chunk(prompt, shared, len(prompt), [*pages[:3], *own])]), whole)
+
+
 def test_threads_do_not_matter(folder: Path) -> None:
     need_compiler()
     chunks = [Chunk(tokens(90, seed), 0, 90, pages_for(90, 20 * seed)) for seed in range(3)]

@@ -224,6 +224,9 @@ class CountingRunner:
     def __init__(self) -> None:
         self.read: list[list[int]] = []
 
+    def page_bytes(self, page_size: int) -> int:
+        return page_size
+
     def forward(self, plan: Plan, token_ids) -> torch.Tensor:
         self.read.append(token_ids.tolist())
         assert token_ids.min() >= 0

@@ -13,6 +13,7 @@ from typing import Any
 from trunkline import __version__
 from trunkline.bench.client import Outcome
 from trunkline.bench.runner import Run
+from trunkline.bench.tables import align
 from trunkline.bench.workloads import Turn
 
 
@@ -144,16 +145,6 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
         )
         rows.append(row)
     return align(rows)
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as a Markdown table; the first row is its head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
-    ]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
 
 
 def _three(milliseconds: dict[str, float | None], digits: int) -> str:

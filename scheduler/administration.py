@@ -1,0 +1,236 @@
+"""What the engine answers about its cache and its queue: the methods of a Call, besides those of the engine itself.
+
+    administration.calls["explain"](tenant="acme", salt="", prompt=b"…")      # {"prompt_tokens": 9, "cached_tokens": 0, …}
+
+Arguments and answers are plain: str, int, float, bytes of int32 for tokens, and lists and dicts of these. A tenant that is None means
+all of them, where it may be None. Asking changes nothing: no node is split, and nothing counts as used.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from trunkline.errors import InvalidParameter
+from trunkline.messages import CacheReport
+from trunkline.radix.cache import Match
+from trunkline.radix.events import Namespace
+from trunkline.radix.explain import find
+from trunkline.radix.node import TOKEN_BYTES, Root
+from trunkline.radix.tree import Walk
+from trunkline.radix.view import view
+from trunkline.sampling import SamplingParams
+from trunkline.scheduler.request import Request, State
+from trunkline.scheduler.scheduler import Scheduler
+
+# Times the memory there is: the sizes of a cache whose hit rates are told.
+CURVE = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+ONE_TOKEN = SamplingParams(max_tokens=1)
+
+
+class Probe(NamedTuple):
+    """A request that is asked about, as if it came now, and what it would find."""
+
+    request: Request
+    walk: Walk | None
+    beyond: Mapping[str, int]  # tokens by lower tier
+
+
+class Administration:
+    """The calls.
+
+    scheduler  who is asked
+    namespace  of a tenant and a salt
+    clock      seconds, that of requests' arrivals
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, namespace: Callable[[str, str], Namespace], clock: Callable[[], float]
+    ) -> None:
+        self.scheduler = scheduler
+        self.cache = scheduler.cache
+        self.namespace = namespace
+        self.clock = clock
+        self.calls: dict[str, Callable[..., Any]] = {
+            "explain": self.explain,
+            "plan": self.plan,
+            "tree": self.tree,
+            "queue": self.queue,
+            "pins": self.pins,
+            "unpin": self.unpin,
+            "flush": self.flush,
+        }
+
+    # ---------------------------------------------------------------- one prompt
+
+    def explain(self, tenant: str, salt: str, prompt: bytes) -> dict[str, Any]:
+        """How much of a prompt is cached, and why not more: a CacheReport.
+
+        Raises InvalidParameter if `prompt` is not one token id of 4 bytes or more.
+        """
+        report: dict[str, Any] = msgspec.to_builtins(
+            self._report(self._probe(tenant, salt, prompt)), builtin_types=(bytes,)
+        )
+        return report
+
+    def plan(self, tenant: str, salt: str, prompt: bytes) -> dict[str, Any]:
+        """What a prompt would find and compute if it came now, and how long its first token would take, in seconds.
+
+        Expected is what steps took lately, for what is queued before it, then for itself. Nobody knows who will come later, how
+        long the running texts become, or when a place is free if all are taken: with those, it takes longer. Loading from lower
+        tiers counts as nothing. The seconds are None until steps have been measured. Raises InvalidParameter as `explain` does.
+        """
+        probe = self._probe(tenant, salt, prompt)
+        report = self._report(probe)
+        own = report.prompt_tokens - report.cached_tokens
+        ahead = self._tokens_ahead(probe.request)
+        queue, both = self._seconds(ahead), self._seconds(ahead + own)
+        return {
+            "cached_tokens": report.cached_tokens,
+            "cached_by_tier": report.cached_by_tier,
+            "tokens_to_compute": own,
+            "expected_ttft_seconds": both,
+            "queue_seconds": queue,
+            "prefill_seconds": None if both is None or queue is None else both - queue,
+        }
+
+    def _probe(self, tenant: str, salt: str, prompt: bytes) -> Probe:
+        num_tokens = len(prompt) // TOKEN_BYTES
+        if not num_tokens or len(prompt) % TOKEN_BYTES:
+            raise InvalidParameter.of("prompt", f"{len(prompt)} bytes", "at least one token id of 4 bytes")
+        namespace = self.namespace(tenant, salt)
+        self.cache.tick(self.clock())
+        request = Request(
+            "", prompt=prompt, sampling=ONE_TOKEN, arrival=self.cache.now, order=sys.maxsize, namespace=namespace
+        )
+        walk = find(self.cache, namespace, prompt, num_tokens)
+        node, num_pages = (Root(namespace), 0) if walk is None else (walk.node, walk.node.depth + walk.common)
+        request.match = Match(node, num_pages, num_pages * self.cache.page_size, namespace)
+        found = self.scheduler.tiering.look_up(request, touch=False)
+        beyond = {"host": found.num_ready * self.cache.page_size, "disk": found.num_coming * self.cache.page_size}
+        return Probe(request, walk, beyond)
+
+    def _report(self, probe: Probe) -> CacheReport:
+        request, admission = probe.request, self.scheduler.admission
+        computing = admission.computing()
+        return admission.reports.of(request.namespace, probe.walk, bytes(request.tokens), probe.beyond, computing)
+
+    def _tokens_ahead(self, request: Request) -> int:
+        """Tokens that will be computed before those of a request that comes now.
+
+        Of the prompts that are being read, what is left; of its own tenant's queue, what is before it. Where tenants take turns,
+        the others are served as much as its own meanwhile, or all they have.
+        """
+        admission = self.scheduler.admission
+        line = [*admission.waiting, request]
+        admission.order.sort(line)
+        reading = sum(max(0, running.num_prompt - running.num_planned) for running in self.scheduler.running)
+        own = admission.tenant(request)
+        before = sum(
+            waiting.num_uncached for waiting in line[: line.index(request)] if admission.tenant(waiting) == own
+        )
+        others: dict[str, int] = {}
+        for waiting in line:
+            tenant = admission.tenant(waiting)
+            if tenant != own:
+                others[tenant] = others.get(tenant, 0) + waiting.num_uncached
+        return reading + before + sum(min(tokens, before + request.num_uncached) for tokens in others.values())
+
+    def _seconds(self, num_tokens: int) -> float | None:
+        """What computing so many prompt tokens will take, in steps as they are now."""
+        pace = self.scheduler.pace
+        num_generating = sum(request.num_planned >= request.num_prompt for request in self.scheduler.running)
+        chunk = max(1, self.scheduler.max_step_tokens() - num_generating)
+        whole, rest = divmod(num_tokens, chunk)
+        seconds = whole * pace.seconds(chunk, num_generating)
+        if rest:
+            seconds += pace.seconds(rest, num_generating)
+        return seconds if pace.largest_chunk else None
+
+    # ---------------------------------------------------------------- the whole
+
+    def tree(self, tenant: str | None, depth: int, limit: int, top: int) -> dict[str, Any]:
+        """The tree as nested nodes, and the prefixes that saved most: see radix.view.
+
+        For all tenants also `reuse_curve`: of all prompt tokens that came, the share that a cache of so many times this
+        memory would have found. One tenant gets none, for it tells of the others.
+        """
+        self.cache.tick(self.clock())
+        curve = []
+        if tenant is None:
+            for times in CURVE:
+                num_pages = max(1, int(times * self.cache.num_pages))
+                hit_rate = self.scheduler.reuse.hit_rate(num_pages)
+                num_tokens = num_pages * self.cache.page_size
+                curve.append({"times": times, "num_tokens": num_tokens, "hit_rate": hit_rate})
+        return {**view(self.cache, tenant=tenant, depth=depth, limit=limit, top=top), "reuse_curve": curve}
+
+    def queue(self, tenant: str | None) -> dict[str, Any]:
+        """Who waits, first in turn first, and why; and who runs. In tokens, and in seconds since arrival."""
+        now, requests = self.clock(), self.scheduler.requests.values()
+        waiting = [
+            self._in_queue(request, now) | {"cached_tokens": request.num_tokens - request.num_uncached, "why": why}
+            for request, why in self.scheduler.admission.reasons().items()
+        ]
+        waiting += [
+            self._in_queue(request, now)
+            | {"cached_tokens": 0, "why": f"goes on from {request.leader.request_id}, which has its prompt"}
+            for request in requests
+            if request.state is State.FOLLOWING and request.leader is not None
+        ]
+        running = [
+            self._in_queue(request, now)
+            | {
+                "cached_tokens": request.cached_tokens or 0,
+                "prompt_tokens_computed": min(request.num_computed, request.num_prompt),
+                "generated_tokens": request.num_output,
+            }
+            for request in self.scheduler.running
+        ]
+        return {
+            "waiting": [entry for entry in waiting if tenant in (None, entry["tenant"])],
+            "running": [entry for entry in running if tenant in (None, entry["tenant"])],
+        }
+
+    def _in_queue(self, request: Request, now: float) -> dict[str, Any]:
+        return {
+            "request_id": request.request_id,
+            "tenant": request.namespace.tenant,
+            "seconds": now - request.arrival,
+            "prompt_tokens": request.num_prompt,
+        }
+
+    # ---------------------------------------------------------------- what stays
+
+    def pins(self, tenant: str | None) -> list[dict[str, Any]]:
+        """The prefixes that stay, oldest first, and for how long."""
+        self.cache.tick(self.clock())
+        return [
+            {
+                "id": pin.pin_id,
+                "tenant": pin.namespace.tenant,
+                "salt": pin.namespace.salt,
+                "num_tokens": pin.num_tokens,
+                "expires_in_seconds": pin.until - self.cache.now,
+            }
+            for pin in self.cache.pins(tenant)
+        ]
+
+    def unpin(self, tenant: str | None, pin_id: int) -> bool:
+        """End a pin; what it held may be evicted like anything else. False: the tenant has no such pin."""
+        return self.cache.unpin(pin_id, tenant)
+
+    def flush(self, tenant: str | None = None, salt: str | None = None) -> dict[str, int]:
+        """Drop what is cached, of a tenant or all, of a salt or any. What running requests and pins hold stays.
+
+        Returns the pages that left the device, and those that left lower tiers.
+        """
+        self.cache.tick(self.clock())
+
+        def which(namespace: Namespace) -> bool:
+            return tenant in (None, namespace.tenant) and salt in (None, namespace.salt)
+
+        tiers = self.scheduler.tiering.tiers
+        num_tier_pages = tiers.flush(tenant, salt) if tiers is not None else 0
+        return {"pages": self.cache.flush(which), "tier_pages": num_tier_pages}

@@ -1,0 +1,354 @@
+"""The engine on a virtual clock: the real loop, scheduler and tree, with a formula in place of the device. Token ids only.
+
+    report = simulate(arrivals, cost=PROFILES["h100-llama8b"], cache_tokens=2**20, scheduler=SchedulerConfig(policy="lpm"))
+
+or step by step, as many replicas as one likes, each with its own clock:
+
+    replica = Simulator(cost=…, cache_tokens=2**20)
+    replica.submit(arrival)         # at replica.now
+    replica.step()                  # one step of the engine; the clock moves by what it costs
+    replica.report().ttft.mean
+
+What is simulated is the device alone. Everything that decides is what serves.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from trunkline.errors import ConfigError
+from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
+from trunkline.sampling import SamplingParams
+from trunkline.scheduler.cost_model import CostModel
+from trunkline.scheduler.engine import Engine
+from trunkline.step import Plan, StepResult, UInt8
+from trunkline.traces import FIRST_OUTPUT_TOKEN
+
+# So long, in steps that do nothing, may every waiting request wait for the time to pass. The scheduler's own bounds are far below.
+MOST_IDLE_STEPS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """A request to come.
+
+    seconds     when, on the virtual clock
+    prompt      token ids, int32 little-endian, below FIRST_OUTPUT_TOKEN; equal ids are equal text
+    num_output  tokens that it will generate, at least 1: no two requests generate the same
+    tenant      whose it is: tenants share no KV, and the engine is fair between them
+    priority    lower is more urgent
+    """
+
+    seconds: float
+    prompt: bytes
+    num_output: int
+    tenant: str = ""
+    priority: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Life:
+    """What became of one request. Times are seconds on the virtual clock; None: not yet, or never."""
+
+    tenant: str
+    arrived: float
+    num_prompt: int
+    cached_tokens: int = 0
+    num_output: int = 0
+    first_token: float | None = None
+    last_token: float | None = None
+    longest_gap: float = 0.0  # between two of its tokens
+    finished: bool = False
+    refused: str | None = None  # why
+
+    def add_tokens(self, num_tokens: int, now: float) -> None:
+        """Tokens of it have come out at `now`."""
+        if not num_tokens:
+            return
+        if self.last_token is None:
+            self.first_token = now
+        else:
+            self.longest_gap = max(self.longest_gap, now - self.last_token)
+        self.last_token = now
+        self.num_output += num_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """Seconds, over all requests; 0 without any."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Spread":
+        if not seconds:
+            return cls()
+        p50, p90, p99 = np.percentile(seconds, (50, 90, 99)).tolist()
+        return cls(mean=sum(seconds) / len(seconds), p50=p50, p90=p90, p99=p99, max=max(seconds))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """How a group of requests fared.
+
+    finished, refused  requests
+    prompt_tokens      of those that were started
+    hit_rate           share of these that was found in the cache, 0 to 1
+    output_tokens      generated
+    ttft               time to first token, from arrival
+    token_seconds      mean time between two tokens of a request
+    longest_gap        the longest time between two tokens of any request
+    """
+
+    finished: int
+    refused: int
+    prompt_tokens: int
+    hit_rate: float
+    output_tokens: int
+    ttft: Spread
+    token_seconds: float
+    longest_gap: float
+
+    @classmethod
+    def of(cls, lives: Iterable[Life]) -> "Summary":
+        lives = list(lives)
+        started = [life for life in lives if life.first_token is not None]
+        prompt_tokens = sum(life.num_prompt for life in started)
+        followed = sum(life.num_output - 1 for life in started)
+        spans = sum((life.last_token or 0.0) - (life.first_token or 0.0) for life in started)
+        return cls(
+            finished=sum(life.finished for life in lives),
+            refused=sum(life.refused is not None for life in lives),
+            prompt_tokens=prompt_tokens,
+            hit_rate=sum(life.cached_tokens for life in started) / prompt_tokens if prompt_tokens else 0.0,
+            output_tokens=sum(life.num_output for life in lives),
+            ttft=Spread.of([life.first_token - life.arrived for life in started if life.first_token is not None]),
+            token_seconds=spans / followed if followed else 0.0,
+            longest_gap=max((life.longest_gap for life in started), default=0.0),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What a simulation shows.
+
+    total        all requests
+    tenants      the same by tenant, where there is more than one
+    steps        that computed anything
+    preemptions  running requests that had to give their pages back
+    makespan     seconds from the first arrival to the last token
+    utilization  share of the makespan in which a step was running, 0 to 1
+    """
+
+    total: Summary
+    tenants: dict[str, Summary] = field(default_factory=dict)
+    steps: int
+    preemptions: int
+    makespan: float
+    utilization: float
+
+    @property
+    def ttft(self) -> Spread:
+        return self.total.ttft
+
+    @property
+    def hit_rate(self) -> float:
+        return self.total.hit_rate
+
+
+class VirtualClock:
+    """Seconds, moved by the simulation."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedWorker:
+    """A worker whose steps take the time that a cost model says, and whose requests generate nothing but their own seed."""
+
+    depth = 0
+    page_bytes = 1
+    fingerprint = ""
+
+    def __init__(self, cost: CostModel, clock: VirtualClock, *, num_pages: int, page_size: int) -> None:
+        self.cost = cost
+        self.clock = clock
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.host_pages: UInt8 = np.empty((0, self.page_bytes), np.uint8)
+        self.num_steps = 0
+        self.busy_seconds = 0.0
+
+    def submit(self, plan: Plan) -> Plan:
+        return plan
+
+    def wait(self, handle: Plan) -> StepResult:
+        seconds = self.cost.seconds(handle)
+        self.clock.now += seconds
+        self.busy_seconds += seconds
+        self.num_steps += 1
+        chosen = [-1 if row.sampling is None else FIRST_OUTPUT_TOKEN + row.seed for row in handle.rows]
+        return StepResult(step=handle.step, token_ids=np.array(chosen, np.int32), logprobs=(None,) * len(chosen))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Simulator:
+    """One engine on a clock of its own.
+
+    cost          of its steps
+    cache_tokens  tokens of KV that its memory holds, rounded down to whole pages
+    lives         what became of each request, in the order of `submit`
+    now           seconds
+    """
+
+    def __init__(
+        self,
+        *,
+        cost: CostModel,
+        cache_tokens: int,
+        cache: CacheConfig | None = None,
+        scheduler: SchedulerConfig | None = None,
+    ) -> None:
+        """Raises ConfigError if the cache holds not even a page."""
+        cache = CacheConfig() if cache is None else cache
+        if cache_tokens < cache.block_size:
+            raise ConfigError(
+                f"A cache of {cache_tokens} tokens is less than a page of {cache.block_size}; give it at least that many."
+            )
+        self.clock = VirtualClock()
+        self.worker = SimulatedWorker(
+            cost, self.clock, num_pages=cache_tokens // cache.block_size, page_size=cache.block_size
+        )
+        self.engine = Engine(
+            EngineConfig(model=ModelSource(path="simulated"), cache=cache, scheduler=simulated(scheduler)),
+            self.worker,
+            eos_token_ids=(),
+            max_model_len=cache_tokens,
+            vocab_size=FIRST_OUTPUT_TOKEN,
+            clock=self.clock,
+        )
+        self.lives: list[Life] = []
+        self._first_arrival: float | None = None
+        self._idle_steps = 0
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    @property
+    def busy(self) -> bool:
+        """True if a step would do something, or somebody waits."""
+        return self.engine.has_work
+
+    def wait_until(self, seconds: float) -> None:
+        """Let time pass without a step."""
+        self.clock.now = max(self.clock.now, seconds)
+
+    def submit(self, arrival: Arrival) -> None:
+        """Hand over a request, now. Its time to first token counts from its arrival, which may have been during the last step."""
+        if self._first_arrival is None:
+            self._first_arrival = arrival.seconds
+        number = len(self.lives)
+        self.lives.append(Life(tenant=arrival.tenant, arrived=arrival.seconds, num_prompt=len(arrival.prompt) // 4))
+        sampling = SamplingParams(max_tokens=arrival.num_output, temperature=0, seed=number, ignore_eos=True)
+        message = Generate(
+            request_id=str(number),
+            prompt=arrival.prompt,
+            sampling=sampling,
+            priority=arrival.priority,
+            tenant=arrival.tenant,
+        )
+        self._note(self.engine.handle(message))
+
+    def step(self) -> bool:
+        """One step of the engine. False if nothing could be computed: only time, or another request, brings it on.
+
+        Raises RuntimeError if requests wait and nothing happens for too long: the scheduler is at fault then.
+        """
+        before = self.worker.num_steps
+        self._note(self.engine.step())
+        if self.worker.num_steps > before:
+            self._idle_steps = 0
+            return True
+        self._idle_steps += 1
+        if self._idle_steps > MOST_IDLE_STEPS:
+            raise RuntimeError(f"{len(self.engine.scheduler.waiting)} requests wait, and none of them is ever started")
+        return False
+
+    def run(self, arrivals: Iterable[Arrival]) -> Report:
+        """Let the requests come, in ascending order of their seconds, and serve them all."""
+        coming = iter(arrivals)
+        upcoming = next(coming, None)
+        while True:
+            while upcoming is not None and upcoming.seconds <= self.now:
+                self.submit(upcoming)
+                upcoming = next(coming, None)
+            if self.busy:
+                if not self.step():
+                    self.wait_until(self.now + self.worker.cost.step)
+            elif upcoming is not None:
+                self.wait_until(upcoming.seconds)
+            else:
+                return self.report()
+
+    def report(self) -> Report:
+        """How all requests submitted so far have fared."""
+        by_tenant: dict[str, list[Life]] = {}
+        for life in self.lives:
+            by_tenant.setdefault(life.tenant, []).append(life)
+        last = max((life.last_token for life in self.lives if life.last_token is not None), default=0.0)
+        makespan = max(0.0, last - (self._first_arrival or 0.0))
+        return Report(
+            total=Summary.of(self.lives),
+            tenants={tenant: Summary.of(lives) for tenant, lives in by_tenant.items()} if len(by_tenant) > 1 else {},
+            steps=self.worker.num_steps,
+            preemptions=self.engine.scheduler.counters.preemptions,
+            makespan=makespan,
+            utilization=self.worker.busy_seconds / makespan if makespan else 0.0,
+        )
+
+    def _note(self, messages: list[FromEngine]) -> None:
+        for message in messages:
+            match message:
+                case Tokens():
+                    life = self.lives[int(message.request_id)]
+                    life.cached_tokens = message.cached_tokens
+                    life.add_tokens(len(message.token_ids), self.now)
+                case Finished():
+                    self.lives[int(message.request_id)].finished = True
+                case Failed():
+                    self.lives[int(message.request_id)].refused = message.message
+
+
+def simulated(scheduler: SchedulerConfig | None = None) -> SchedulerConfig:
+    """The settings as they can be simulated: nobody is refused for a long queue, and nothing is drafted, for there is no text."""
+    return msgspec.structs.replace(
+        scheduler or SchedulerConfig(),
+        max_waiting_requests=2**62,
+        max_waiting_tokens=2**62,
+        num_speculative_tokens=0,
+    )
+
+
+def simulate(
+    arrivals: Iterable[Arrival],
+    *,
+    cost: CostModel,
+    cache_tokens: int,
+    cache: CacheConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
+) -> Report:
+    """Serve the requests, in ascending order of their seconds, and say how they fared. Arguments as of Simulator."""
+    return Simulator(cost=cost, cache_tokens=cache_tokens, cache=cache, scheduler=scheduler).run(arrivals)

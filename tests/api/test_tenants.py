@@ -1,0 +1,146 @@
+"""Keys, tenants, and the secret between them. No server."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from trunkline.api.tenants import SECRET_BYTES, Caller, Forbidden, Keys, installation_secret, secret_file, tenant_of
+from trunkline.config import ApiConfig
+
+SECRET = bytes(range(SECRET_BYTES))
+
+
+def make_keys(*api_keys: str, admin: str | None = None, sharing: str = "key", secret: bytes = SECRET) -> Keys:
+    config = ApiConfig(served_model_names=("m",), api_keys=api_keys, admin_api_key=admin, cache_sharing=sharing)
+    return Keys(config, secret)
+
+
+def test_without_keys_everybody_is_admin_of_one_tenant() -> None:
+    assert make_keys().caller("") == make_keys().caller("unused") == Caller("", is_admin=True)
+
+
+def test_each_key_is_a_tenant_of_its_own() -> None:
+    keys = make_keys("a", "b")
+    first, second = keys.caller("a"), keys.caller("b")
+    assert first is not None and second is not None
+    assert first.tenant != second.tenant
+    assert not first.is_admin
+    assert keys.caller("") is keys.caller("c") is keys.caller("A") is None
+
+
+def test_tenant_is_stable_and_depends_on_key_and_secret() -> None:
+    # HMAC-SHA256 of RFC 4231's second case: key "Jefe", data "what do ya want for nothing?".
+    assert tenant_of(b"Jefe", "what do ya want for nothing?") == "5bdcc146bf60754e6a042426089575c7"
+    (caller,) = {make_keys("a").caller("a"), make_keys("b", "a").caller("a")}
+    assert caller is not None
+    assert caller != make_keys("a", secret=bytes(SECRET_BYTES)).caller("a")
+
+
+def test_shared_on_purpose() -> None:
+    keys = make_keys("a", "b", admin="root", sharing="all")
+    assert keys.caller("a") == keys.caller("b") == Caller("", is_admin=False)
+    assert keys.caller("root") == Caller("", is_admin=True)
+    assert keys.caller("c") is None
+
+
+def test_admin_key() -> None:
+    keys = make_keys("a", admin="root")
+    admin = keys.caller("root")
+    assert admin is not None
+    assert admin.is_admin
+    assert admin.tenant == tenant_of(SECRET, "root")
+
+
+def test_admin_key_alone_is_the_only_key() -> None:
+    keys = make_keys(admin="root")
+    assert keys.caller("") is keys.caller("unused") is None
+    admin = keys.caller("root")
+    assert admin is not None
+    assert admin.is_admin
+
+
+def test_reach() -> None:
+    assert Caller("t", is_admin=True).reach(None) is None
+    assert Caller("t", is_admin=True).reach("other") == "other"
+    assert Caller("t", is_admin=False).reach(None) == "t"
+    assert Caller("t", is_admin=False).reach("t") == "t"
+    with pytest.raises(Forbidden, match="this key may see its own only") as refused:
+        Caller("t", is_admin=False).reach("other")
+    assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
+
+
+def test_secret_is_made_once(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "down" / "secret"
+    first = installation_secret(file)
+    assert len(first) == SECRET_BYTES
+    assert installation_secret(file) == first
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["secret"], "no drafts are left"
+    assert installation_secret(tmp_path / "other") != first
+
+
+def test_servers_that_start_at_once_agree(tmp_path: Path) -> None:
+    seen: list[bytes] = []
+    barrier = threading.Barrier(8)
+
+    def start() -> None:
+        barrier.wait()
+        seen.append(installation_secret(tmp_path / "state" / "secret"))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 8
+    assert len(set(seen)) == 1
+
+
+def test_the_slower_of_two_takes_the_secret_of_the_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    monkeypatch.setattr(Path, "exists", lambda _path: False)  # it looked before the other had written
+    first = installation_secret(file)
+    assert installation_secret(file) == first
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_damaged_secret_is_told_and_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"short")
+    with caplog.at_level(logging.WARNING, "trunkline.api"):
+        first, second = installation_secret(file), installation_secret(file)
+    assert first != second
+    assert len(first) == SECRET_BYTES
+    assert file.read_bytes() == b"short"
+    assert f"{file} cannot be used: it has 5 bytes instead of 32; remove it." in caplog.text
+
+
+def test_secret_that_cannot_be_written_is_fresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "no-folder").write_text("")
+    with caplog.at_level(logging.WARNING, "trunkline.api"):
+        secret = installation_secret(tmp_path / "no-folder" / "secret")
+    assert len(secret) == SECRET_BYTES
+    assert "will not be found after a restart" in caplog.text
+    assert secret.hex() not in caplog.text
+
+
+def test_place_of_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert secret_file() == Path("/state/trunkline/installation-secret")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert secret_file() == Path("/home/me/.local/state/trunkline/installation-secret")
+
+
+def test_no_secret_is_made_where_none_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for config in (
+        ApiConfig(served_model_names=("m",)),
+        ApiConfig(served_model_names=("m",), api_keys=("a",), cache_sharing="all"),
+    ):
+        Keys.of(config)
+        assert not list(tmp_path.iterdir())
+    keys = Keys.of(ApiConfig(served_model_names=("m",), api_keys=("a",)))
+    assert keys.caller("a") == Caller(tenant_of(installation_secret(), "a"), is_admin=False)

@@ -1,0 +1,96 @@
+"""How long the queue may get, and what those hear who come too late."""
+
+import pytest
+
+from tests.scheduler.factories import Driver, generate, make_engine
+from trunkline.messages import Abort
+
+
+def refusals(driver: Driver) -> dict[str, str]:
+    return {name: outcome.failed.message for name, outcome in driver.outcomes.items() if outcome.failed}
+
+
+def test_a_full_queue_refuses_in_words_and_says_when_to_come_back() -> None:
+    driver = Driver(make_engine(max_num_seqs=1, max_waiting_requests=2))
+    driver.engine.scheduler.pace.seconds_per_token = 2.0
+    driver.send(generate("running", [1], max_tokens=3))
+    driver.step()
+    driver.send(*(generate(f"r{i}", [2, 3, i]) for i in range(3)))
+    failed = driver.outcomes["r2"].failed
+    assert failed is not None
+    assert failed.message == (
+        "With this request 3 requests would wait in the queue; at most 2 may. Please try again in 6 seconds."
+    )
+    assert (failed.status, failed.type, failed.code, failed.retry_after) == (
+        429,
+        "requests",
+        "rate_limit_exceeded",
+        6.0,
+    )
+    driver.drain()
+    driver.send(generate("again", [2, 3, 2]))
+    assert driver.drain()["again"].finished is not None
+
+
+def test_tokens_are_limited_too_but_whoever_is_alone_is_taken() -> None:
+    driver = Driver(make_engine(num_pages=200, max_num_seqs=1, max_waiting_tokens=50))
+    driver.send(generate("running", [1], max_tokens=3))
+    driver.step()
+    driver.send(generate("huge", [2] * 100), generate("more", [3]))
+    assert refusals(driver) == {
+        "more": "With this request 101 tokens would wait in the queue; at most 50 may. Please try again in 1 seconds."
+    }
+    failed = driver.outcomes["more"].failed
+    assert failed is not None and failed.type == "tokens"
+    driver.drain()
+
+
+def test_one_tenant_alone_fills_three_quarters_at_most() -> None:
+    driver = Driver(make_engine(max_num_seqs=1, max_waiting_requests=8))
+    driver.send(generate("running", [1], max_tokens=3))
+    driver.step()
+    driver.send(*(generate(f"flood {i}", [2, i], tenant="flood") for i in range(8)))
+    driver.send(*(generate(f"quiet {i}", [2, i], tenant="quiet") for i in range(3)))
+    assert list(refusals(driver)) == ["flood 6", "flood 7", "quiet 2"]
+    assert "7 requests would wait in your part of the queue; at most 6 may" in refusals(driver)["flood 6"]
+    driver.drain()
+
+
+@pytest.mark.parametrize(("tenant", "fairness"), (("", True), ("only", False)))
+def test_without_tenants_or_fairness_the_queue_is_everybodys(tenant: str, fairness: bool) -> None:
+    driver = Driver(make_engine(max_num_seqs=1, max_waiting_requests=8, fairness=fairness))
+    driver.send(*(generate(f"r{i}", [2, i], tenant=tenant) for i in range(9)))
+    assert list(refusals(driver)) == ["r8"]
+    driver.drain()
+
+
+def test_what_leaves_makes_room_and_a_preempted_request_always_has_a_place() -> None:
+    driver = Driver(make_engine(num_pages=10, page_size=4, max_waiting_requests=1))
+    for name in "abc":
+        driver.send(generate(name, [ord(name) % 50] * 8, max_tokens=20))
+        driver.step()
+    scheduler = driver.engine.scheduler
+    while not scheduler.counters.preemptions:
+        driver.step()
+    driver.send(generate("late", [9]))
+    assert list(refusals(driver)) == ["late"]
+    driver.drain()
+    assert (scheduler.admission.limits.all.requests, scheduler.admission.limits.by_tenant) == (0, {})
+    driver.send(generate("next", [9]), Abort(request_id="next"), generate("last", [9]))
+    assert driver.drain()["last"].finished is not None
+
+
+def test_tokens_of_a_tenant_that_left_the_queue_count_no_more() -> None:
+    driver = Driver(make_engine(max_waiting_tokens=40))
+    driver.send(generate("a", [1] * 20, tenant="t"), generate("b", [2] * 10, tenant="t"), Abort(request_id="a"))
+    driver.send(generate("c", [3] * 20, tenant="t"), generate("d", [4], tenant="t"))
+    assert list(refusals(driver)) == ["d"]
+    driver.drain()
+
+
+def test_a_refused_request_leaves_no_trace() -> None:
+    driver = Driver(make_engine(max_waiting_requests=1))
+    driver.send(generate("first", [1]), generate("refused", [2] * 9))
+    assert driver.engine.stats()["prompt_tokens_total"] == 1
+    assert list(driver.engine.scheduler.requests) == ["first"]
+    driver.drain()

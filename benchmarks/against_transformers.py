@@ -18,8 +18,9 @@ from typing import Any
 
 from benchmarks.server import serve
 from trunkline.bench import cli
-from trunkline.bench.report import align, platform_facts, summarize
+from trunkline.bench.report import platform_facts, summarize
 from trunkline.bench.runner import Server
+from trunkline.bench.tables import align
 from trunkline.bench.texts import Texts
 from trunkline.bench.workloads import Turn, Workload, make_workloads, warm_up
 

@@ -1,10 +1,10 @@
-"""Documents of a chat: where the prompt shows them, and the prompt cut into pieces around them. Knows no tokens and no cache.
+"""Documents of a chat: where the prompt shows them, and the prompt cut around them. Knows no tokens and no cache.
 
     layout = lay_out(render, chat)
-    layout.pieces([2, 0, 1])     # Pieces(head="…<documents>\\n", documents=["<document>\\n…", …], glue=["", "", ""], tail="…")
+    layout.pieces([2, 0, 1])   # Pieces(head="…<documents>\\n", documents=["<document>\\n…", …], glue=["", …], tail="…")
 
-A model's chat template that knows documents gets them. For any other they stand as blocks at the end of the system message, or, if the
-template takes no system message, before the text of the first user message:
+A model's chat template that knows documents gets them. For any other they stand as blocks at the end of the system
+message, or, if the template takes no system message, before the text of the first user message:
 
     <documents>
     <document>
@@ -13,8 +13,8 @@ template takes no system message, before the text of the first user message:
     </document>
     </documents>
 
-What a template makes of documents is found by looking: it is rendered once more with marks around their texts. Without the marks that must
-be the prompt, letter for letter; else the prompt can't be cut, and is taken as a whole.
+What a template makes of documents is found by looking: it is rendered once more with marks around their texts. Without
+the marks that must be the prompt, letter for letter; else the prompt can't be cut, and is taken as a whole.
 """
 
 import enum
@@ -47,7 +47,7 @@ class Pieces(NamedTuple):
     """A prompt, cut: head, then for each document its glue and itself, then tail. Whole lines where there are lines.
 
     documents  in the order in which they stand; none if the prompt can't be cut, and is all head
-    glue       what stands before each of them whichever document it is, such as "Document 2:\\n"; that of the first is ""
+    glue       what stands before each of them, whichever it is, such as "Document 2:\\n"; that of the first is ""
     """
 
     head: str
@@ -81,7 +81,7 @@ class Layout:
         return self._text_of(order) if chat is None else self._rendered(order, chat, marks=False)
 
     def pieces(self, order: Sequence[int]) -> Pieces:
-        """The prompt, cut. All head if the template does more to the documents than to show each of them once, in order."""
+        """The prompt, cut. All head if the template does more than to show each of the documents once, in order."""
         plain = self._text_of(order)
         return _cut(self._text_of(order, marks=True), plain, len(order)) or Pieces(plain, [], [], "")
 
@@ -191,7 +191,7 @@ def _between_marks(text: str, number: int) -> str:
 
 
 def _cut(marked: str, plain: str, num_documents: int) -> Pieces | None:
-    """`plain`, cut where `marked` has marks. None if they differ in more than the marks, or the marks are out of order."""
+    """`plain`, cut where `marked` has marks. None if they differ in more than marks, or those are out of order."""
     if _MARKS.sub("", marked) != plain:
         return None
     spans = _spans(marked)
@@ -212,7 +212,7 @@ def _cut(marked: str, plain: str, num_documents: int) -> Pieces | None:
 
 
 def _line_beginnings(head: str, gaps: Sequence[str]) -> list[int]:
-    """How much of what stands before each document is the beginning of its own first line, such as "Title: ". In characters.
+    """How many characters before each document are the beginning of its own first line, such as "Title: ".
 
     Nothing if documents stand on one line. What only the first one has in its line is the head's.
     """
@@ -224,7 +224,7 @@ def _line_beginnings(head: str, gaps: Sequence[str]) -> list[int]:
 
 
 def _spans(marked: str) -> list[tuple[int, int, int]]:
-    """Number, start and end of each document, in the order of the prompt without marks. A document may have many marks."""
+    """Number, start and end of each document in the prompt without marks. A document may have many marks."""
     spans: list[tuple[int, int, int]] = []
     num_marks = 0  # characters of marks so far
     for mark in _MARKS.finditer(marked):

@@ -109,6 +109,7 @@ def summary(config: EngineConfig, name: str, ready: Ready, url: str) -> str:
         (
             f"Trunkline {__version__}: {name}, {ready.dtype}, on {ready.device}",
             f"KV cache size: {num_tokens:,} tokens ({pages}), prefix caching {caching}",
+            *(f"Behind it, {tier}" for tier in ready.tiers),
             f"Maximum concurrency for {ready.max_model_len:,} tokens per request: {num_tokens / ready.max_model_len:.2f}x",
             f"At most {in_a_step}, scheduling policy {config.scheduler.policy}",
             f"Ready: {url}/v1 (docs: {url}/docs, metrics: {url}/metrics)",

@@ -1,12 +1,12 @@
-"""From a chat request to the tokens of its prompt: what `/v1/chat/completions` sends, and what the routes of the cache ask about.
+"""From a chat request to the tokens of its prompt, for `/v1/chat/completions` and for the routes of the cache.
 
     prompt = await read_chat(llm, chat, tenant=caller.tenant)
     prompt.token_ids            # [1, 9690, …]
     prompt.documents_order      # [2, 0, 1]; None without documents
 
-A prompt with documents is tokenized piece by piece: what comes before them, each document, what comes after. So the tokens of a
-document do not depend on its neighbours, and the cache finds it wherever the same documents come before it. If their order is free,
-the engine is asked for the one of which most is cached (radix/document_order.py).
+A prompt with documents is tokenized piece by piece: what comes before them, each document, what comes after. So the
+tokens of a document do not depend on its neighbours, and the cache finds it wherever the same documents come before it.
+If their order is free, the engine is asked for the one of which most is cached (radix/document_order.py).
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class _PieceEncoder:
     def __init__(self, llm: AsyncLLM, chat: ChatRequest, layout: Layout) -> None:
         self._llm = llm
         self._adds_special_tokens = bool(chat.add_special_tokens)
-        # In our own layout no token of a document steers the model. A template may write such tokens between title and text.
+        # In our own layout no token of a document steers the model. A template may write some between title and text.
         self._parses_special = layout.placement is Placement.TEMPLATE
         self._known: dict[tuple[str, str], list[int]] = {}
 

@@ -1,11 +1,11 @@
 """Does a chat template keep the cache? Looked at once, when the server starts.
 
     findings = lint(template, tokenizer)
-    findings.sentence       "The chat template keeps the cache: each turn of a chat begins with the tokens of the one before."
+    findings.sentence     # "The chat template keeps the cache: each turn of a chat begins with the tokens of the one …"
 
-What the cache holds after a turn is its prompt and the answer, token for token. The next turn finds it if the template, given that
-answer as history, writes the same again. Many templates don't, and which part of them breaks it is hard to see. So a small chat is
-rendered turn by turn as a client would send it, and compared:
+What the cache holds after a turn is its prompt and the answer, token for token. The next turn finds it if the template,
+given that answer as history, writes the same again. Many templates don't, and which part of them breaks it is hard to
+see. So a small chat is rendered turn by turn as a client would send it, and compared:
 
     cached     … <|im_start|> assistant \\n <think> …      turn 1: the prompt, and what the model wrote
     rendered   … <|im_start|> assistant \\n The …          turn 2
@@ -121,13 +121,14 @@ class Findings(NamedTuple):
             return f"Whether the chat template keeps the cache can't be told: {self.unseen}"
         date = " It holds the date: at midnight every prompt becomes a new one." if self.has_date else ""
         if not self.breaks:
-            return f"The chat template keeps the cache: each turn of a chat begins with the tokens of the one before.{date}"
+            kept = "each turn of a chat begins with the tokens of the one before"
+            return f"The chat template keeps the cache: {kept}.{date}"
         first, *others = self.breaks
         more = "".join(f" And {other.case.words or 'also'}: {other.part.words}." for other in others)
         return (
             f"The chat template breaks the cache{first.case.words and ' ' + first.case.words}: {first.part.words}."
-            f" Of {first.num_cached} tokens of a turn the next finds {first.num_found}; then it has {first.rendered!r} where"
-            f" {first.cached!r} is cached. {first.part.cost}{more}{date} See {PAGE}."
+            f" Of {first.num_cached} tokens of a turn the next finds {first.num_found}; then it has {first.rendered!r}"
+            f" where {first.cached!r} is cached. {first.part.cost}{more}{date} See {PAGE}."
         )
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.explain         # a few seconds
 
 A report is made at every admission, an estimate at every arrival, so both are paid by requests that never ask. The prompts begin
-with a system prompt of which 200 requests have gone on with something else. Medians of 200 calls; the prefix hashes, which a node
+with a system prompt of which 200 requests have gone on with something else. Medians of 200 calls; the hashes, which a node
 is given once, are in none of them.
 """
 

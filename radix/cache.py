@@ -25,7 +25,7 @@ from trunkline.radix.eviction import Order, PerTenant, make_order
 from trunkline.radix.ghosts import ADMISSION, FLUSH, GROWTH, QUOTA, Ghost, Ghosts
 from trunkline.radix.lease import Lease
 from trunkline.radix.node import TOKEN_BYTES, Node, Trimmed
-from trunkline.radix.pages import Int32, Owned, PagePool
+from trunkline.radix.pages import Int32, PagePool
 from trunkline.radix.pins import Pin, Pins
 from trunkline.radix.tree import RadixTree
 
@@ -54,7 +54,7 @@ class Stats(NamedTuple):
     in_flight: int  # given back, but a step that may touch them has yet to finish
     evicted_pages_total: int  # since the start
     nodes: int  # of the tree
-    pinned: int = 0  # of those locked: that pins hold
+    pinned: int  # of those locked: that pins hold
 
 
 class PrefixCache:
@@ -115,8 +115,8 @@ class PrefixCache:
     def tick(self, now: float) -> None:
         """It is `now`, in seconds, and never earlier than before: pins that are due end."""
         self.now = now
-        for pin in self._pins.due(now):
-            self._end(pin)
+        if due := self._pins.due(now):
+            self._end(due)
 
     @property
     def num_pages(self) -> int:
@@ -318,7 +318,7 @@ class PrefixCache:
         pin = self._pins.get(pin_id)
         if pin is None or tenant not in (None, pin.namespace.tenant):
             return False
-        self._end(pin)
+        self._end([pin])
         return True
 
     def pins(self, tenant: str | None = None) -> list[Pin]:
@@ -334,13 +334,13 @@ class PrefixCache:
         for pin in self._pins.by_end():
             if self.available >= num_pages:
                 break
-            self._end(pin)
+            self._end([pin])
             num_ended += 1
         return num_ended
 
-    def _end(self, pin: Pin) -> None:
-        self._pins.unpin(pin)
-        self._keep_share(pin.namespace.tenant)
+    def _end(self, pins: list[Pin]) -> None:
+        for tenant in self._pins.unpin(pins):
+            self._keep_share(tenant)
 
     # ---- evicting
 
@@ -441,37 +441,8 @@ class PrefixCache:
 
     def check(self) -> None:
         """Audit everything, O(num_pages). Raises AssertionError, in words, at the first thing that is wrong."""
-        inspection.check(self.tree)
-        self.pool.check(self._owned())
         self._pins.check()
-        own_locks: dict[Node, int] = {}
-        for pin in self._pins.of():
-            own_locks[pin.node] = own_locks.get(pin.node, 0) + 1
-        for lease in self._leases:
-            own_locks[lease.node] = own_locks.get(lease.node, 0) + 1
-            ids = self.tree.page_ids(lease.node).tolist()
-            assert lease.pages[: lease.num_shared].tolist() == ids, (
-                f"a lease takes {lease.pages[: lease.num_shared].tolist()} for its shared pages, but the tree has {ids}"
-            )
-        for node in (*self.tree.roots(), *self.tree.nodes()):
-            holders = own_locks.pop(node, 0)
-            assert node.own_locks == holders, (
-                f"{node.own_locks} locks at depth {node.depth}, but {holders} leases and pins end there"
-            )
-        assert not own_locks, f"{len(own_locks)} leases and pins end at nodes that left the tree"
-        leased = sum(lease.num_private for lease in self._leases)
-        assert self._num_leased == leased, f"{self._num_leased} private pages are counted, but leases have {leased}"
-        tenant_pages: dict[str, int] = {}
-        for node in self.tree.nodes():
-            tenant = node.namespace.tenant
-            tenant_pages[tenant] = tenant_pages.get(tenant, 0) + len(node.pages)
-        assert self.tenant_pages == tenant_pages, f"tenants' pages are {tenant_pages}, counted as {self.tenant_pages}"
-
-    def _owned(self) -> Iterator[Owned]:
-        for node in self.tree.nodes():
-            yield Owned(f"the node {inspection.describe(self.tree, node)}", node.pages)
-        for number, lease in enumerate(self._leases):
-            yield Owned(f"lease {number}, {lease.num_shared} shared pages", lease.pages[lease.num_shared :])
+        inspection.check_cache(self)
 
     # ---- helpers
 

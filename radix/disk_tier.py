@@ -369,7 +369,8 @@ class DiskTier:
     def flush(self, tenant: str | None, salt: str | None) -> int:
         """Delete every segment that holds a page of the tenant and salt (None: of any), all its other pages with it.
 
-        Deleting too much is a miss later; rewriting a file in place would leave what users wrote on the disk.
+        Those are of the same tenant (Tiers.poll). Deleting too much is a miss later; rewriting a file in place would leave what
+        users wrote on the disk.
         """
         doomed = [
             segment

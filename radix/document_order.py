@@ -3,9 +3,9 @@
     order = DocumentOrder(tree)
     order.choose(namespace, head, [a, b, c])      # [2, 0, 1]: first c, then a, then b
 
-A prompt is a head, then the documents, then a tail (the question). Two requests share the KV of a document only where all
-that comes before it is the same, too, so five documents in the order of one retrieval rarely meet those of another. Exact
-KV, nothing approximated: only the order is chosen, in two parts.
+A prompt is a head, then the documents, then a tail (the question). Two requests share the KV of a document only where
+all that comes before it is the same, too, so five documents in the order of one retrieval rarely meet those of another.
+Exact KV, nothing approximated: only the order is chosen, in two parts.
 
 1  THE LONGEST CHAIN: of all ways to begin with some of these documents, the one of which most is cached already. Drawn
    for the documents a b c d, and what earlier requests left behind:
@@ -17,14 +17,14 @@ KV, nothing approximated: only the order is chosen, in two parts.
            └─ d
               └─ y
 
-   Of chains with equally much in the cache the one is taken that goes on as an order handed out a moment ago: that is being
-   computed right now, or waits to be, so requests which arrive together meet, too.
+   Of chains with equally much in the cache the one is taken that goes on as an order handed out a moment ago: that is
+   being computed right now, or waits to be, so requests which arrive together meet, too.
 
 2  THE REST, POPULAR FIRST: a document that many ask for is likely to be in the next request, so it stands early, where
    prefixes meet. Documents equally popular go by their digest, so equal sets are always laid out equally.
 
-Walking changes nothing in the tree: no split, no recency, no hits. The counts of popularity are bounded, and age with every
-choice, not with a clock. Token ids only; no text.
+Walking changes nothing in the tree: no split, no recency, no hits. The counts of popularity are bounded, and age with
+every choice, not with a clock. Token ids only; no text.
 """
 
 from collections import OrderedDict

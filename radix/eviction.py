@@ -9,7 +9,7 @@ An order holds all nodes without locks, in segments. The front of the first segm
 
 That front is always a leaf, so that no page goes before the pages that continue it:
 
- 1. Up a path hits never fall and urgency never rises (node.py), so a parent stands in its child's segment or a later one.
+ 1. Up a path hits never fall and urgency never rises (node.py): a parent stands in its child's segment or a later one.
  2. Using a node moves its path to the end, each node to the end of its own segment and the lowest first; so within a
     segment a child stands before its parent.
  3. Hits and urgency change only while a node is locked, and locked nodes are in no order: places never go stale.

@@ -18,13 +18,13 @@ The cached part ends at a page that is not there: the missing page. The first of
     differs          something else is cached where the missing page would be
     unseen           none of these
 
-`short` comes before all that compares tokens: where no page can be found, there is no missing page. What is known of the very
-page that is missing (computing, evicted, namespace) comes before `differs`, which is only a likeness: prompts of one chat template all
-begin with the same few tokens. For the same reason a likeness counts at the root only if at least one token is the same; below
-it, the pages that were found are likeness enough.
+`short` comes before all that compares tokens: where no page can be found, there is no missing page. What is known of
+the very page that is missing (computing, evicted, namespace) comes before `differs`, which is only a likeness: prompts
+of one chat template all begin with the same few tokens. For the same reason a likeness counts at the root only if at
+least one token is the same; below it, the pages that were found are likeness enough.
 
-Nothing outside the namespace is looked at but the namespaces of `related`, and those of another tenant are passed over: of
-them not even the existence shows.
+Nothing outside the namespace is looked at but the namespaces of `related`, and those of another tenant are passed over:
+of them not even the existence shows.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -68,8 +68,10 @@ class Likeness(NamedTuple):
 def find(
     cache: PrefixCache, namespace: Namespace, tokens: bytes, num_tokens: int, limit: int | None = None
 ) -> Walk | None:
-    """The cached part of a prompt, as the way down the tree; None if its namespace has nothing. As PrefixCache.match, but
-    nothing is split, and nothing counts as used."""
+    """The cached part of a prompt, as the way down the tree; None if its namespace has nothing.
+
+    As PrefixCache.match, but nothing is split, and nothing counts as used.
+    """
     root = cache.tree.find_root(namespace)
     return None if root is None else cache.tree.find(root, tokens, _num_findable(cache, num_tokens, limit))
 
@@ -164,7 +166,7 @@ def _elsewhere(
 
 
 def _nearest(tree: RadixTree, walk: Walk, page: bytes) -> Likeness | None:
-    """Of all that is cached where the missing page would be, what has most tokens in common with it; None if nothing is."""
+    """Of all that is cached where the missing page would be, what is most like it; None if nothing is cached there."""
     page_bytes = tree.page_bytes
     if walk.edge is not None:
         runs = [walk.edge.tokens[walk.common * page_bytes :]]

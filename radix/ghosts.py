@@ -4,8 +4,8 @@
     ghosts.get(path_hash)                                      # the ghost, or None: never evicted, or forgotten
 
 A ghost stands for a run of pages that left together, under the hash of everything up to the end of the first of them
-(RadixTree.path_hash): that is the page a later look-up misses first. Runs that leave as a whole are kept here. Of a run that only loses its tail the
-node itself remembers what it lost (`Node.trimmed`), so that nothing need be hashed.
+(RadixTree.path_hash): that is the page a later look-up misses first. Runs that leave as a whole are kept here. Of a run
+that only loses its tail the node itself remembers what it lost (`Node.trimmed`), so that nothing need be hashed.
 """
 
 from collections import OrderedDict

@@ -1,9 +1,17 @@
-"""Looking at a tree: `draw` it for people and tests, `check` every invariant it keeps. Reads only."""
+"""Looking at a tree: `draw` it for people and tests, `check` every invariant, also a cache's. Reads only."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trunkline.radix.events import HASH_BYTES, Namespace
+from trunkline.radix.pages import Owned
 from trunkline.radix.tree import TOKEN_BYTES, Node, RadixTree, Root
+
+if TYPE_CHECKING:
+    from trunkline.radix.cache import PrefixCache
 
 LONGEST_DRAWN = 4  # pages; longer runs are drawn with a gap
 
@@ -100,3 +108,36 @@ def _check_node(tree: RadixTree, node: Node, evictable: set[Node]) -> None:
 
 def _locked_children(node: Node) -> int:
     return sum(child.locks > 0 for child in node.children.values())
+
+
+def check_cache(cache: "PrefixCache") -> None:
+    """Audit what tree, pool, leases and pins say of each other, O(num_pages). Raises AssertionError as `check` does."""
+    check(cache.tree)
+    cache.pool.check(_owned(cache))
+    for lease in cache.leases():
+        shared, ids = lease.pages[: lease.num_shared].tolist(), cache.tree.page_ids(lease.node).tolist()
+        assert shared == ids, f"a lease takes {shared} for its shared pages, but the tree has {ids}"
+
+    holders = Counter([lease.node for lease in cache.leases()] + [pin.node for pin in cache.pins()])
+    for node in (*cache.tree.roots(), *cache.tree.nodes()):
+        here = holders.pop(node, 0)
+        assert node.own_locks == here, (
+            f"{node.own_locks} locks at depth {node.depth}, but {here} leases and pins end there"
+        )
+    assert not holders, f"{len(holders)} leases and pins end at nodes that left the tree"
+
+    counted, leased = cache.stats().leased, sum(lease.num_private for lease in cache.leases())
+    assert counted == leased, f"{counted} private pages are counted, but leases have {leased}"
+    tenant_pages: Counter[str] = Counter()
+    for node in cache.tree.nodes():
+        tenant_pages[node.namespace.tenant] += len(node.pages)
+    assert cache.tenant_pages == tenant_pages, (
+        f"tenants' pages are {dict(tenant_pages)}, counted as {cache.tenant_pages}"
+    )
+
+
+def _owned(cache: "PrefixCache") -> Iterator[Owned]:
+    for node in cache.tree.nodes():
+        yield Owned(f"the node {describe(cache.tree, node)}", node.pages)
+    for number, lease in enumerate(cache.leases()):
+        yield Owned(f"lease {number}, {lease.num_shared} shared pages", lease.pages[lease.num_shared :])

@@ -17,7 +17,7 @@ LEAST_URGENT = 2**63  # the urgency of what no request has used so far: every pr
 
 
 class Trimmed(NamedTuple):
-    """Pages that followed the end of a node and were evicted: the tokens of the first of them, and what became of it."""
+    """Pages that followed the end of a node and were evicted: the first one's tokens, and what became of it."""
 
     page: bytes
     ghost: Ghost

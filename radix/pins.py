@@ -1,9 +1,11 @@
 """Pins: prefixes that stay cached until a time, whether or not a request uses them. Token ids and pages only; no clock.
 
-A pin is a lock with an end and an owner, the tenant of its namespace. What a tenant may pin is bounded, and so is what
-all may pin together, so that a cache can't be closed to everybody else. Pages that several pins hold count once.
+A pin is a lock with an end and an owner, the tenant of its namespace. What a tenant may pin is bounded, in pages and in
+pins, and so is what all may pin together, so that a cache can't be closed to everybody else. Pages that several pins
+hold count once.
 """
 
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from trunkline.radix.node import Node
 from trunkline.radix.tree import RadixTree
 
 ALL_PINS = 2  # times what one tenant may pin: what all tenants may pin together
+MAX_PINS = 1024  # of one tenant, for with each new one the pages of all are counted again
 
 
 class Pin(NamedTuple):
@@ -54,36 +57,47 @@ class Pins:
 
         Raises PinRefused, and changes nothing, if it is less than a page, or would be more than the tenant may pin.
         """
+        tenant = namespace.tenant
         if not node.depth:
             raise PinRefused(
                 f"The prefix is shorter than a page of {self._page_size} tokens, and only whole pages can be pinned;"
                 f" send at least {self._page_size + 1} tokens."
             )
-        pin = next((pin for pin in self.of(namespace.tenant) if pin.node is node), None)
+        pins = self.of(tenant)
+        pin = next((pin for pin in pins if pin.node is node), None)
         if pin is not None:
             pin = pin._replace(until=max(pin.until, until))
         else:
-            num_pages = self._count(namespace.tenant, node)
-            self._check_share(namespace.tenant, num_pages)
+            if len(pins) >= MAX_PINS:
+                raise PinRefused(
+                    f"The tenant has {len(pins)} pins; allowed are {MAX_PINS}. Unpin another prefix, or wait until one"
+                    " ends."
+                )
+            num_pages = self._count(tenant, node)
+            self._check_share(tenant, num_pages)
             self._tree.lock(node)
-            self._num_pages_of[namespace.tenant] = num_pages
+            self._num_pages_of[tenant] = num_pages
             self._num_made += 1
             pin = Pin(self._num_made, namespace, node, node.depth, node.depth * self._page_size, until)
         self._by_id[pin.pin_id] = pin
         self._find_next_end()
         return pin
 
-    def unpin(self, pin: Pin) -> None:
-        """End a pin that is one of ours."""
-        del self._by_id[pin.pin_id]
-        self._tree.unlock(pin.node)
-        tenant = pin.namespace.tenant
-        num_pages = self._count(tenant)
-        if num_pages:
-            self._num_pages_of[tenant] = num_pages
-        else:
-            del self._num_pages_of[tenant]
+    def unpin(self, pins: Iterable[Pin]) -> list[str]:
+        """End pins of ours, in this order. Returns the tenants whose they were, each once."""
+        tenants: dict[str, None] = {}
+        for pin in pins:
+            del self._by_id[pin.pin_id]
+            self._tree.unlock(pin.node)
+            tenants[pin.namespace.tenant] = None
+        for tenant in tenants:
+            num_pages = self._count(tenant)
+            if num_pages:
+                self._num_pages_of[tenant] = num_pages
+            else:
+                del self._num_pages_of[tenant]
         self._find_next_end()
+        return [*tenants]
 
     def get(self, pin_id: int) -> Pin | None:
         return self._by_id.get(pin_id)

@@ -1,4 +1,4 @@
-"""How much more memory would help: the hit rate that a cache of any size would have had, estimated while requests come by.
+"""How much more memory would help: the hit rate that a cache of any size would have, estimated as requests come by.
 
     reuse = ReuseEstimator(page_size=16, horizon=64 * num_pages)
     reuse.see(namespace, prompt, len(prompt) // 4)    # every prompt, once
@@ -6,11 +6,12 @@
 
 Token ids only; it knows no tree and no pages of a pool, and its memory does not grow.
 
-A cache that evicts what was used least recently finds a page if fewer other pages than it has room for were used since that
-page was: its reuse distance (Mattson et al., IBM Systems Journal 1970). So one histogram of reuse distances gives the hit
-rate of every size. Exact distances take memory for every page ever seen. SHARDS (Waldspurger et al., FAST '15) looks only at
-pages whose hash is below a threshold, always the same ones, and divides their distances by the share that is looked at. Here in
-its variant of fixed size: if the sampled pages become too many, the threshold is lowered, and those above it are forgotten.
+A cache that evicts what was used least recently finds a page if fewer other pages than it has room for were used since
+that page was: its reuse distance (Mattson et al., IBM Systems Journal 1970). So one histogram of reuse distances gives
+the hit rate of every size. Exact distances take memory for every page ever seen. SHARDS (Waldspurger et al., FAST '15)
+looks only at pages whose hash is below a threshold, always the same ones, and divides their distances by the share that
+is looked at. Here in its variant of fixed size: if the sampled pages become too many, the threshold is lowered, and
+those above it are forgotten.
 """
 
 import math
@@ -72,8 +73,8 @@ class ReuseEstimator:
     def see(self, namespace: Namespace, tokens: bytes, num_tokens: int) -> None:
         """A prompt arrives. tokens: int32 little-endian, at least num_tokens of them.
 
-        All its pages are looked up before any of them counts as used; then the last is used first, as in the tree, which lets
-        go of a prefix from its end.
+        All its pages are looked up before any of them counts as used; then the last is used first, as in the tree,
+        which lets go of a prefix from its end.
         """
         num_pages = num_tokens // self.page_size
         num_lookups = max(0, num_tokens - 1) // self.page_size  # the last token is computed in any case
@@ -89,9 +90,10 @@ class ReuseEstimator:
         self._forget()
 
     def hit_rate(self, num_pages: int) -> float:
-        """The share of all prompt tokens seen that a cache of `num_pages` would have found, least recently used evicted first.
+        """The share of all prompt tokens seen that a cache of `num_pages` would have found.
 
-        0 … 1; of nothing seen, 0. For sizes beyond the horizon, that of the horizon.
+        0 … 1; of nothing seen, 0. For a cache that evicts what was used least recently. Beyond the horizon, that of the
+        horizon.
         """
         if num_pages < 1 or not self.num_tokens:
             return 0.0
@@ -100,8 +102,8 @@ class ReuseEstimator:
         found = float(self._histogram[:whole].sum())
         if whole < len(self._histogram):
             found += (position - whole) * float(self._histogram[whole])
-        # Whether the few hottest pages are among the samples is chance, and makes the samples too many or too few. They are found
-        # by every cache, so the difference is counted as found (SHARDS-adj in the paper).
+        # Whether the few hottest pages are among the samples is chance, and makes the samples too many or too few. They
+        # are found by every cache, so the difference is counted as found (SHARDS-adj in the paper).
         found += self._num_lookups - self._sampled_lookups
         return max(0.0, min(found, float(self._num_lookups))) * self.page_size / self.num_tokens
 

@@ -38,6 +38,7 @@ from trunkline.radix.events import HASH_BYTES
 from trunkline.radix.host_tier import Entry, HostTier
 from trunkline.radix.segment import MAX_PAGES, Owner
 from trunkline.step import CopyKind, Int32, PageCopy, UInt8
+from trunkline.units import format_bytes
 
 BATCH_PAGES = 64  # a segment is written once so many pages wait,
 BATCH_SECONDS = 1.0  # or one of them has waited for so long, or there is nothing else to do
@@ -340,7 +341,9 @@ class Tiers:
             self._unsaved_since = now
         if idle or self.host.num_unsaved >= BATCH_PAGES or now - self._unsaved_since >= BATCH_SECONDS:
             while entries := self.host.pin_unsaved(MAX_PAGES):
-                self._write(entries)
+                for tenant in dict.fromkeys(entry.owner.tenant for entry in entries):
+                    # A segment of its own for each: what one tenant flushes takes nothing from another.
+                    self._write([entry for entry in entries if entry.owner.tenant == tenant])
             self._unsaved_since = None
 
     def wait(self, seconds: float) -> None:
@@ -395,6 +398,15 @@ class Tiers:
         return num_pages + (self.disk.flush(tenant, salt) if self.disk is not None else 0)
 
     # ---------------------------------------------------------------- looking at it
+
+    @property
+    def descriptions(self) -> tuple[str, ...]:
+        """What there is, for people."""
+        host = f"host memory: {format_bytes(self.host.num_slots * self.page_bytes)}"
+        if self.disk is None:
+            return (host,)
+        disk = self.disk
+        return host, f"disk: {format_bytes(disk.max_bytes)} in {disk.root}, {len(disk):,} pages of this model are there"
 
     @property
     def usage(self) -> dict[str, float]:

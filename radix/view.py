@@ -1,7 +1,7 @@
-"""The tree as plain dicts, for people and dashboards: what is cached, how often it was used, what it has saved. Reads only.
+"""The tree as plain dicts, for people: what is cached, how often it was used, what it has saved. Reads only.
 
     view(cache, tenant="acme", depth=8, limit=200, top=10)
-    {"namespaces": [{"tenant": "acme", …, "children": [{"num_tokens": 512, "hits": 9, …, "children": […], "left_out": 0}]}],
+    {"namespaces": [{"tenant": "acme", …, "children": [{"num_tokens": 512, "hits": 9, …, "children": […]}]}],
      "top": [{"num_tokens": 640, "tokens_saved": 5760, …}]}
 
 Token ids only; whoever knows the tokenizer turns them into text.

@@ -1,9 +1,9 @@
 """What the engine answers about its cache and its queue: the methods of a Call, besides those of the engine itself.
 
-    administration.calls["explain"](tenant="acme", salt="", prompt=b"…")      # {"prompt_tokens": 9, "cached_tokens": 0, …}
+    administration.calls["explain"](tenant="acme", salt="", prompt=b"…")   # {"prompt_tokens": 9, "cached_tokens": 0, …}
 
-Arguments and answers are plain: str, int, float, bytes of int32 for tokens, and lists and dicts of these. A tenant that is None means
-all of them, where it may be None. Asking changes nothing: no node is split, and nothing counts as used.
+Arguments and answers are plain: str, int, float, bytes of int32 for tokens, and lists and dicts of these. A tenant that
+is None means all of them, where it may be None. Asking changes nothing: no node is split, and nothing counts as used.
 """
 
 import sys
@@ -77,9 +77,10 @@ class Administration:
     def plan(self, tenant: str, salt: str, prompt: bytes) -> dict[str, Any]:
         """What a prompt would find and compute if it came now, and how long its first token would take, in seconds.
 
-        Expected is what steps took lately, for what is queued before it, then for itself. Nobody knows who will come later, how
-        long the running texts become, or when a place is free if all are taken: with those, it takes longer. Loading from lower
-        tiers counts as nothing. The seconds are None until steps have been measured. Raises InvalidParameter as `explain` does.
+        Expected is what steps took lately, for what is queued before it, then for itself. Nobody knows who will come
+        later, how long the running texts become, or when a place is free if all are taken: with those, it takes longer.
+        Loading from lower tiers counts as nothing. The seconds are None until steps have been measured. Raises
+        InvalidParameter as `explain` does.
         """
         probe = self._probe(tenant, salt, prompt)
         report = self._report(probe)
@@ -113,14 +114,15 @@ class Administration:
 
     def _report(self, probe: Probe) -> CacheReport:
         request, admission = probe.request, self.scheduler.admission
-        computing = admission.computing()
-        return admission.reports.of(request.namespace, probe.walk, bytes(request.tokens), probe.beyond, computing)
+        return admission.reports.of(
+            request.namespace, probe.walk, bytes(request.tokens), probe.beyond, computing=admission.computing()
+        )
 
     def _tokens_ahead(self, request: Request) -> int:
         """Tokens that will be computed before those of a request that comes now.
 
-        Of the prompts that are being read, what is left; of its own tenant's queue, what is before it. Where tenants take turns,
-        the others are served as much as its own meanwhile, or all they have.
+        Of the prompts that are being read, what is left; of its own tenant's queue, what is before it. Where tenants
+        take turns, the others are served as much as its own meanwhile, or all they have.
         """
         admission = self.scheduler.admission
         line = [*admission.waiting, request]

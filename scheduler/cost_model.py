@@ -1,4 +1,4 @@
-"""What a step costs on a given machine, in seconds: a formula over the step's plan. Knows no clock, and runs nothing."""
+"""What a step costs on a given machine, in seconds: a formula over its plan. Knows no clock, and runs nothing."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class CostModel:
     max_num_batched_tokens: int
 
     def seconds(self, plan: Plan) -> float:
-        """The time that the step takes. A request that computes one token of it generates; one that computes more reads."""
+        """The time that the step takes. A request with one token in it generates; one with more reads."""
         num_new = np.diff(plan.query_start)
         context = plan.context_len
         reads = num_new > 1

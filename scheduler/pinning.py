@@ -4,8 +4,8 @@
     what is pinned         whole pages: 32 tokens                    (pages of 16)
     what the caller hears  Finished.pinned_tokens = 32, and pin_id
 
-If the tenant's share does not allow it, an ordinary request is served all the same, and nothing is pinned. A request that only
-warms the cache (max_tokens = 0) fails with the sentence that says so.
+If the tenant's share does not allow it, an ordinary request is served all the same, and nothing is pinned. A request
+that only warms the cache (max_tokens = 0) fails with the sentence that says so.
 """
 
 from trunkline.errors import PinRefused

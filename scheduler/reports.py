@@ -1,4 +1,4 @@
-"""Why prompts are cached as far as they are: a report of each at its first admission, counted by reason. Decides nothing.
+"""Why prompts are cached as far as they are: a report at the first admission, counted by reason. Decides nothing.
 
 report = reports.at_admission(request)     # before the request takes pages: making room may evict what explains it
 reports.count(report)                      # once it is admitted
@@ -37,12 +37,12 @@ class Reports:
         """
         assert request.match is not None
         self._remember(request.namespace)
-        limit = 0 if request.wants_prompt_logprobs else None
-        walk, tokens = Walk(request.match.node, None, 0), bytes(request.tokens)
-        related = self._related(request.namespace)
-        pages = self._pages(beyond)
-        return explain(
-            self.cache, request.namespace, walk, tokens, request.num_prompt, limit=limit, beyond=pages, related=related
+        return self.of(
+            request.namespace,
+            Walk(request.match.node, None, 0),
+            bytes(request.tokens)[: request.num_prompt * TOKEN_BYTES],
+            beyond,
+            limit=0 if request.wants_prompt_logprobs else None,
         )
 
     def of(
@@ -51,16 +51,25 @@ class Reports:
         walk: Walk | None,
         prompt: bytes,
         beyond: Mapping[str, int],
-        computing: Container[MissingPage],
+        *,
+        computing: Container[MissingPage] = (),
+        limit: int | None = None,
     ) -> CacheReport:
         """Of a prompt that somebody asks about, as if it came now; `walk` is what `radix.explain.find` found.
 
         computing  the pages that running requests compute next
+        limit      as in PrefixCache.match
         """
-        num_tokens, related = len(prompt) // TOKEN_BYTES, self._related(namespace)
-        pages = self._pages(beyond)
         return explain(
-            self.cache, namespace, walk, prompt, num_tokens, beyond=pages, computing=computing, related=related
+            self.cache,
+            namespace,
+            walk,
+            prompt,
+            len(prompt) // TOKEN_BYTES,
+            limit=limit,
+            beyond={tier: num_tokens // self.cache.page_size for tier, num_tokens in beyond.items()},
+            computing=computing,
+            related=self._related(namespace),
         )
 
     def count(self, report: CacheReport) -> None:
@@ -82,6 +91,3 @@ class Reports:
         """The namespaces that may have what this one doesn't, the latest first."""
         family = self._families.get((namespace.weights, namespace.tenant), ())
         return [other for other in reversed(family) if other != namespace]
-
-    def _pages(self, tokens_by_tier: Mapping[str, int]) -> dict[str, int]:
-        return {tier: num_tokens // self.cache.page_size for tier, num_tokens in tokens_by_tier.items()}

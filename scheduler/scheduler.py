@@ -81,6 +81,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.now = 0.0  # seconds, as last told
         self.last_step = 0  # newest step submitted
+        cache.step_done(self.last_step)  # nothing waits for it: steps count from 1, and the first may never be submitted
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
         self._num_arrived = 0
 

@@ -1,6 +1,7 @@
-"""The engine on a virtual clock: the real loop, scheduler and tree, with a formula in place of the device. Token ids only.
+"""The engine on a virtual clock: the real loop, scheduler and tree, a formula in place of the device. Token ids only.
 
-    report = simulate(arrivals, cost=PROFILES["h100-llama8b"], cache_tokens=2**20, scheduler=SchedulerConfig(policy="lpm"))
+    report = simulate(arrivals, cost=profile("h100-llama8b"), cache_tokens=2**20)
+    report.ttft.mean
 
 or step by step, as many replicas as one likes, each with its own clock:
 
@@ -27,7 +28,7 @@ from trunkline.scheduler.engine import Engine
 from trunkline.step import Plan, StepResult, UInt8
 from trunkline.traces import FIRST_OUTPUT_TOKEN
 
-# So long, in steps that do nothing, may every waiting request wait for the time to pass. The scheduler's own bounds are far below.
+# Steps that may do nothing while requests wait for time to pass. The scheduler's own bounds are far below.
 MOST_IDLE_STEPS = 100_000
 
 
@@ -174,7 +175,7 @@ class VirtualClock:
 
 
 class SimulatedWorker:
-    """A worker whose steps take the time that a cost model says, and whose requests generate nothing but their own seed."""
+    """A worker whose steps take as long as a cost model says, and whose requests generate only their own seed."""
 
     depth = 0
     page_bytes = 1
@@ -225,7 +226,7 @@ class Simulator:
         cache = CacheConfig() if cache is None else cache
         if cache_tokens < cache.block_size:
             raise ConfigError(
-                f"A cache of {cache_tokens} tokens is less than a page of {cache.block_size}; give it at least that many."
+                f"A cache of {cache_tokens} tokens is less than a page of {cache.block_size}; give it at least as many."
             )
         self.clock = VirtualClock()
         self.worker = SimulatedWorker(
@@ -257,7 +258,7 @@ class Simulator:
         self.clock.now = max(self.clock.now, seconds)
 
     def submit(self, arrival: Arrival) -> None:
-        """Hand over a request, now. Its time to first token counts from its arrival, which may have been during the last step."""
+        """Hand over a request, now. Its times count from its arrival, which may have been during the last step."""
         if self._first_arrival is None:
             self._first_arrival = arrival.seconds
         number = len(self.lives)
@@ -333,7 +334,7 @@ class Simulator:
 
 
 def simulated(scheduler: SchedulerConfig | None = None) -> SchedulerConfig:
-    """The settings as they can be simulated: nobody is refused for a long queue, and nothing is drafted, for there is no text."""
+    """The settings as they can be simulated: no queue is too long, and nothing is drafted, for there is no text."""
     return msgspec.structs.replace(
         scheduler or SchedulerConfig(),
         max_waiting_requests=2**62,

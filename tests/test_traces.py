@@ -80,6 +80,7 @@ def test_exact_timestamps_stay(tmp_path: Path) -> None:
         ({"timestamp": 0, "input_length": 1, "output_length": 1}, "it has neither hash_ids nor runs."),
         (row(0, 1024, 1), "1024 tokens are 2 blocks of 512 tokens, but there are 1 ids."),
         (row(0, 512, 1, 2), "512 tokens are 1 blocks of 512 tokens, but there are 2 ids."),
+        ({"timestamp": 0, "input_length": 16, "output_length": 1, "runs": [[1, 1]]}, "not both in one file."),
         (row(-1, 512, 1), "timestamp and lengths must not be negative."),
     ],
 )

@@ -1,4 +1,4 @@
-"""`trunkline simulate`: its flags, and what it prints. The work is done in trunkline/sweep.py, and imported when it is done."""
+"""`trunkline simulate`: its flags, and what it prints. The work is done in sweep.py, imported when it is needed."""
 
 import argparse
 import json
@@ -258,7 +258,8 @@ def _describe(scenario: "Scenario", rows: Sequence["TraceRow"], load: float | No
 
 def _tell(point: "Point") -> None:
     print(
-        f"{point.policy}, {point.cache_tokens:,} tokens: simulated {point.report.makespan:,.0f} s in {point.cpu_seconds:.1f} s",
+        f"{point.policy}, {point.cache_tokens:,} tokens:"
+        f" simulated {point.report.makespan:,.0f} s in {point.cpu_seconds:.1f} s",
         file=sys.stderr,
     )
 

@@ -105,6 +105,7 @@ class Ready(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tru
     device: str  # e.g. "cpu (2 threads, compiled kernels)"
     max_num_seqs: int
     max_num_batched_tokens: int
+    tiers: tuple[str, ...] = ()  # below the device's pages, for people, e.g. "host memory: 512 MiB"
 
 
 class Tokens(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

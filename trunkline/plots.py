@@ -1,4 +1,4 @@
-"""Pictures of numbers, as PNG files. Needs matplotlib, which is an extra: without it, a sentence says what to install."""
+"""Pictures of numbers, as PNG files. Needs matplotlib, an extra: without it, a sentence says what to install."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,8 +35,10 @@ def check_matplotlib(flag: str) -> None:
 
 
 def draw_sweep(points: Sequence["Point"], path: Path, *, title: str) -> None:
-    """Hit rate, mean and 99th percentile of time to first token: against the size of the cache, a line for each policy, or with one
-    size only a bar for each policy."""
+    """Hit rate, mean and 99th percentile of time to first token, a panel each.
+
+    Against the size of the cache, a line for each policy; with one size only, a bar for each policy.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

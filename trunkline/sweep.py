@@ -1,4 +1,4 @@
-"""A trace through the simulator, for several queue orders and sizes of cache. Knows files and processes; prints nothing.
+"""A trace through the simulator, for several queue orders and sizes of cache. It prints nothing.
 
 scenario = Scenario(trace="trace.jsonl", profile="h100-llama8b")
 points = sweep(scenario, policies=("window", "fcfs"), cache_sizes=(2**19, 2**20), jobs=2)
@@ -66,7 +66,7 @@ def sweep(
     jobs: int = 1,
     on_point: Callable[[Point], None] = lambda point: None,
 ) -> list[Point]:
-    """Simulate every policy with every size of cache, in tokens; `jobs` of them at a time, each in a process of its own.
+    """Simulate every policy with every size of cache, in tokens; `jobs` at a time, each in a process of its own.
 
     The points come back policy by policy; `on_point` is told of each as soon as those before it are done.
     Raises ConfigError if the trace or the profile cannot be used.
@@ -80,10 +80,11 @@ def sweep(
 
 
 def speed_for_load(scenario: Scenario, load: float, cache_tokens: int) -> float:
-    """The speed at which requests come at `load` times the rate that an engine can serve strictly first come, first served.
+    """The speed at which requests come at `load` times the rate that an engine can serve in order of arrival.
 
-    That rate is measured on the same rows: all of them come at once, and their number is divided by the time until the last one
-    is done. With load 1 they arrive over just that time. Raises ConfigError if none of them fits into the cache.
+    That rate is measured on the same rows: all of them come at once, and their number is divided by the time until the
+    last one is done. With load 1 they arrive over just that time. Raises ConfigError if none of them fits into the
+    cache.
     """
     strict = msgspec.structs.replace(scenario.scheduler, window_seconds=0.0, fairness=False)
     crowd = replace(scenario, speed=0.0, scheduler=strict)
@@ -91,8 +92,8 @@ def speed_for_load(scenario: Scenario, load: float, cache_tokens: int) -> float:
     makespan = _simulate(crowd, arrivals(crowd, rows), "fcfs", cache_tokens).makespan
     if not makespan:
         raise ConfigError(
-            f"No request of {scenario.trace} fits into a cache of {cache_tokens:,} tokens, so there is no load to measure; take a"
-            " larger one."
+            f"No request of {scenario.trace} fits into a cache of {cache_tokens:,} tokens, so there is no load to"
+            " measure; take a larger one."
         )
     return (rows[-1].arrival - rows[0].arrival) * load / makespan
 

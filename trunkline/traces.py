@@ -1,11 +1,11 @@
-"""Recorded traffic: when requests came, how long they were, and which parts of their prompts were the same. No text in it.
+"""Recorded traffic: when requests came, how long they were, which parts of their prompts were the same. No text.
 
 A trace is a file of JSON objects, one request a line, in the format that Mooncake published (Qin et al., FAST '25):
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, …, 2352]}
 
-timestamp is in milliseconds, lengths are in tokens. Each id of hash_ids stands for 512 tokens: equal ids mean equal tokens.
-Traces of short prompts have one id for 16 tokens, run by run: "runs": [[10, 3], [7, 1]] is 10, 11, 12, 7.
+timestamp is in milliseconds, lengths are in tokens. Each id of hash_ids stands for 512 tokens: equal ids mean equal
+tokens. Traces of short prompts have one id for 16 tokens, run by run: "runs": [[10, 3], [7, 1]] is 10, 11, 12, 7.
 
     rows = read_trace("trace.jsonl", limit=2000)
     rows[0].prompt()        # tokens that are shared with other rows as far as the ids say
@@ -74,7 +74,7 @@ def read_trace(path: str | Path, *, limit: int | None = None) -> list[TraceRow]:
 
 
 def spread(rows: Sequence[TraceRow], *, seed: int = 1) -> list[TraceRow]:
-    """The rows in order of arrival; if the timestamps are ticks of a second and more, each is moved to a random place in its tick.
+    """The rows in order of arrival. Where timestamps are ticks of a second or more, each is moved inside its tick.
 
     Requests that were recorded in steps of 3 s did not come in one burst every 3 s.
     """
@@ -100,6 +100,10 @@ def _rows(name: str, lines: Iterable[bytes]) -> list[TraceRow]:
             continue
         try:
             row = _row(decoder.decode(line), number)
+            if rows and row.block_size != rows[0].block_size:
+                raise ValueError(
+                    "it has ids of another length than those before: hash_ids or runs, not both in one file"
+                )
         except (msgspec.DecodeError, ValueError) as error:
             raise ConfigError(f"{name}, line {at} is no request of a trace: {str(error).rstrip('.')}.") from None
         start = row.arrival if start is None else start
@@ -109,8 +113,8 @@ def _rows(name: str, lines: Iterable[bytes]) -> list[TraceRow]:
         raise ConfigError(f"The trace {name} holds no request; give a file with one JSON object a line.")
     if len(numbers) * rows[0].block_size > FIRST_OUTPUT_TOKEN:
         raise ConfigError(
-            f"The first {len(rows):,} requests of {name} have {len(numbers) * rows[0].block_size:,} different tokens; allowed"
-            f" are {FIRST_OUTPUT_TOKEN:,}. Read fewer (--rows)."
+            f"The first {len(rows):,} requests of {name} have {len(numbers) * rows[0].block_size:,} different tokens;"
+            f" allowed are {FIRST_OUTPUT_TOKEN:,}. Read fewer (--rows)."
         )
     return rows
 

@@ -178,11 +178,12 @@ class Life(RuleBasedStateMachine):
         self.naive.keep_share(request.namespace.tenant, self.held())
 
     def pins_ended(self, ended: list[Pinned], runs: dict[Prefix, Run]) -> None:
-        """The real cache has ended these, in this order."""
+        """The real cache has ended these together, in this order."""
         for pin in ended:
             self.pinned.remove(pin)
             self.naive.let_go(pin.path, runs, self.held())
-            self.naive.keep_share(pin.path[0].namespace.tenant, self.held())
+        for tenant in dict.fromkeys(pin.path[0].namespace.tenant for pin in ended):
+            self.naive.keep_share(tenant, self.held())
 
     def finish_steps(self, *, at_most: int) -> None:
         """Run the oldest steps until at most so many are in flight."""

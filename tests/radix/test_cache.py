@@ -91,7 +91,7 @@ def test_a_lease_holds_shared_pages_first() -> None:
     assert (lease.num_shared, lease.num_private, lease.num_pages) == (2, 2, 4)
     assert (lease.namespace, lease.released) == (DEMO, False)
     assert cache.stats() == Stats(
-        free=12, tree_evictable=0, tree_locked=2, leased=2, in_flight=0, evicted_pages_total=0, nodes=1
+        free=12, tree_evictable=0, tree_locked=2, leased=2, in_flight=0, evicted_pages_total=0, nodes=1, pinned=0
     )
     with pytest.raises(ValueError, match="read-only"):
         lease.pages[0] = 7
@@ -264,7 +264,7 @@ def test_release_in_every_state_and_twice() -> None:
     assert cache.stats().free == 13
     assert cache.flush() == 3
     assert cache.stats() == Stats(
-        free=16, tree_evictable=0, tree_locked=0, leased=0, in_flight=0, evicted_pages_total=3, nodes=0
+        free=16, tree_evictable=0, tree_locked=0, leased=0, in_flight=0, evicted_pages_total=3, nodes=0, pinned=0
     )
 
 

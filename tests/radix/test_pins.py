@@ -4,6 +4,7 @@ from tests.radix.factories import DEMO, DONE, admit, cached, look_up, read, spac
 from trunkline.errors import PinRefused, RequestError
 from trunkline.radix.cache import Pin, PrefixCache
 from trunkline.radix.events import Namespace
+from trunkline.radix.pins import Pins
 
 
 def make_cache(num_pages: int = 40, max_pinned_share: float = 0.25) -> PrefixCache:
@@ -103,6 +104,39 @@ def test_a_tenant_has_a_share() -> None:
     cache.unpin(pins[0].pin_id)
     cache.pin(look_up(cache, *[0] * 4, 0), 5.0)
     assert cache.stats().pinned == 10
+
+
+def test_a_tenant_has_so_many_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.radix.pins.MAX_PINS", 2)
+    cache = make_cache()
+    first, _ = pin(cache, 1, 1, until=5.0), pin(cache, 2, 2, until=6.0)
+    with pytest.raises(PinRefused) as caught:
+        pin(cache, 3, 3, until=5.0)
+    assert caught.value.message == (
+        "The tenant has 2 pins; allowed are 2. Unpin another prefix, or wait until one ends."
+    )
+    pin(cache, 3, 3, until=5.0, namespace=space("a"))
+    assert pin(cache, 1, 1, until=9.0).pin_id == first.pin_id, "one that is there goes on"
+    cache.tick(6.0)
+    pin(cache, 3, 3, until=8.0)
+    cache.check()
+
+
+def test_many_pins_end_together_with_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache(num_pages=400)
+    for token in range(1, 101):
+        pin(cache, token, token, until=5.0, namespace=space("a" if token % 2 else "b"))
+    counted: list[str] = []
+    count = Pins._count
+
+    def noting(pins: Pins, tenant: str) -> int:
+        counted.append(tenant)
+        return count(pins, tenant)
+
+    monkeypatch.setattr(Pins, "_count", noting)
+    cache.tick(5.0)
+    assert counted == ["a", "b"]
+    assert cache.stats().pinned == 0
 
 
 def test_all_tenants_together_have_twice_that() -> None:

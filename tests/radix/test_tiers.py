@@ -239,9 +239,12 @@ def test_a_segment_flushed_while_it_is_written_is_deleted(tmp_path: Path) -> Non
     assert device.tiers.flush("a") == 1
     device.io.run_all()
     device.tiers.poll(0.0)
-    assert segments(tmp_path) == []
     assert device.found(1) == (0, 0) and device.found(2) == (1, 0)
     device.tiers.check()
+    restarted = Device(tmp_path)
+    assert restarted.found(1) == (0, 0)
+    assert sum(restarted.found(2)) == 1, "a flush takes nothing from another tenant"
+    assert len(segments(tmp_path)) == 1
 
 
 def test_flush_by_tenant_and_salt(tmp_path: Path) -> None:
@@ -374,3 +377,10 @@ def test_the_bytes_of_a_slot_are_the_bytes_of_the_page(tmp_path: Path) -> None:
     device.fill(6)
     entry = device.tiers.host.find(name(6))
     assert entry is not None and np.array_equal(device.host_pages[entry.slot], payload(6))
+
+
+def test_what_there_is_in_words(tmp_path: Path) -> None:
+    Device(tmp_path).save(1, 2)
+    host, disk = Device(tmp_path).tiers.descriptions
+    assert host.startswith("host memory: ")
+    assert disk.endswith(f" in {tmp_path}, 2 pages of this model are there")

@@ -193,12 +193,12 @@ def test_flags_that_contradict_each_other(tmp_path: Path) -> None:
 
 def killed(folder: Path, **settings: Any) -> Engine:
     """A new engine over what an engine has left that is gone without a word."""
-    return make_engine(host_slots=64, disk_cache_dir=folder, **settings)
+    return make_engine(host_slots=512, disk_cache_dir=folder, **settings)
 
 
 def served(folder: Path, *prompts: list[int], **settings: Any) -> None:
     """Each prompt twice, and what is to be written is written; then the engine is killed."""
-    engine = make_engine(host_slots=64, disk_cache_dir=folder, **settings)
+    engine = make_engine(host_slots=512, disk_cache_dir=folder, **settings)
     for tokens in prompts:
         ask(engine, tokens)
         ask(engine, tokens)
@@ -257,16 +257,6 @@ def test_flipped_bytes_never_give_wrong_tokens(tmp_path: Path) -> None:
     engine = killed(tmp_path, num_pages=512)
     for tokens in prompts:
         ask(engine, tokens)
-    print(
-        "DBG",
-        len(files),
-        [f.stat().st_size for f in files],
-        hits(engine),
-        engine.stats()["tier_errors_total"],
-        engine.tiers.read_rate.bytes_per_second,
-        engine.tiers.copy_rate.bytes_per_second,
-        engine.scheduler.pace.seconds_per_token,
-    )
     assert 0 < hits(engine)["disk"] < 20 * 40
     assert engine.stats()["tier_errors_total"]["corrupt"] > 0
 

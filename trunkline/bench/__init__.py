@@ -1,6 +1,7 @@
 """The measuring behind `trunkline bench`: a server from outside, and the prefix cache from inside.
 
-`bench serve` knows HTTP and a tokenizer, and nothing of our engine, so that we and a peer are measured by the same program.
+`bench serve` knows HTTP and a tokenizer, and nothing of our engine, so that we and a peer are measured
+by the same program.
 
     texts.py      English-looking text of an exact number of tokens
     workloads.py  W1 … W6: what is sent

@@ -1,8 +1,8 @@
 """What the prefix cache costs, operation by operation: time of this process, in microseconds. No model, no server.
 
-Times are the best of several rounds, so that what else runs on the machine counts little. Operations that cannot be repeated on
-the same tree (inserting, evicting) are the median of many. Every match is measured beside `bytes.startswith` over the same tokens,
-the least that any comparison of them can take, round by round in turn.
+Times are the best of several rounds, so that what else runs on the machine counts little. Operations that cannot be
+repeated on the same tree (inserting, evicting) are the median of many. Every match is measured beside
+`bytes.startswith` over the same tokens, the least that any comparison of them can take, round by round in turn.
 """
 
 import gc
@@ -73,7 +73,7 @@ class Measured(NamedTuple):
 
 
 def measure() -> Measured:
-    """All of it; takes a minute or less. The garbage collector is off meanwhile, as it is in nobody's way in a server at rest."""
+    """All of it; takes a minute or less. The garbage collector is off meanwhile, so that it is in nobody's time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -167,7 +167,7 @@ def tokens(num_tokens: int, prompt: int = 0) -> bytes:
 
 
 def warm_cache(prompt: bytes, node_tokens: int) -> PrefixCache:
-    """A cache that has read the prompt, with a node for each `node_tokens` tokens of it; what is left over is not read."""
+    """A cache that has read the prompt, with a node for each `node_tokens` tokens of it, and not what is left over."""
     num_tokens = len(prompt) // 4 // node_tokens * node_tokens
     cache = PrefixCache(num_pages=2 * num_tokens // PAGE_SIZE, page_size=PAGE_SIZE)
     ends = range(node_tokens, num_tokens + 1, node_tokens)

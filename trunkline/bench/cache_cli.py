@@ -1,4 +1,4 @@
-"""`trunkline bench cache`: its flags, and what it prints. The measuring is done in cache.py and replay.py, imported when it is done."""
+"""`trunkline bench cache`: its flags, and what it prints. cache.py and replay.py measure, imported when needed."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print what was measured. Raises StartupError, a sentence for the user, if the trace cannot be replayed."""
+    """Measure, and print it. Raises StartupError, a sentence for the user, if the trace cannot be replayed."""
     if args.rows < 1:
         raise ConfigError(f"--rows is {args.rows}; allowed is 1 and more.")
     replays = _replay(args.trace, args.rows) if args.trace is not None else {}  # first: it may find the file at fault

@@ -1,11 +1,11 @@
-"""A trace through the prefix cache alone, request by request: hit rate, and CPU time of the cache's operations. No clock, no steps.
+"""A trace through the prefix cache alone, request by request: hit rate, and CPU time. No clock, no steps.
 
     result = replay(PrefixCache(num_pages=65536, page_size=16), read_trace("trace.jsonl", limit=2000))
     result.hit_rate, result.requests_per_cpu_second
 
-Prompts only, in the order of the file, and a fixed number of them running at a time. So it tells how good the order of eviction
-is, and what the tree costs, with nothing of a scheduler in between. The same requests give the same hit rate in any cache that
-evicts single pages in least-recently-used order, its tails first.
+Prompts only, in the order of the file, and a fixed number of them running at a time. So it tells how good the order of
+eviction is, and what the tree costs, with nothing of a scheduler in between. The same requests give the same hit rate
+in any cache that evicts single pages in least-recently-used order, its tails first.
 """
 
 import time
@@ -48,7 +48,7 @@ class Replay(NamedTuple):
 def replay(cache: PrefixCache, rows: Iterable[TraceRow], *, running: int = RUNNING) -> Replay:
     """Read every prompt once: match, release the request `running` before it, admit (lock and evict), commit (insert).
 
-    A prompt's last page is published only if it is whole. Raises ConfigError if a prompt does not fit beside the running ones.
+    A prompt's last page is published only if it is whole. Raises ConfigError if one doesn't fit beside those running.
     """
     leases: deque[Lease] = deque()
     requests = prompt_tokens = hit_tokens = 0

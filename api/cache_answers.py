@@ -10,6 +10,8 @@ import msgspec
 from trunkline.api.cache_report import ids_of, readable
 from trunkline.models.tokenizer import Tokenizer
 
+DIGITS = 6  # of seconds and rates
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a request would find, and how long its first token would take, if it came now.
@@ -32,7 +34,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     """A run of cached tokens, which continues that of the node above.
 
-    text                  the first of its tokens; a byte that is no whole character is written as \\xe2
+    text                  its tokens, the first 64 and "…" if there are more; a byte that is no whole character is written as \\xe2
     references            running requests that use it
     hits                  requests that found it cached
     tokens_saved          hits times num_tokens
@@ -53,20 +55,23 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose a tree is: what one tenant has cached under one salt and adapter."""
+    """Whose a tree is: what one tenant has cached under one cache_salt and adapter."""
 
     tenant: str
-    salt: str
+    cache_salt: str
     adapter: str
     children: list[TreeNode]
     left_out: int
 
 
 class TopPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything from the first token of a prompt to the end of a node; fields as of a node."""
+    """Everything from the first token of a prompt to the end of a node; fields as of a node.
+
+    ends_with  the last 64 tokens, behind "…" if there are more
+    """
 
     tenant: str
-    salt: str
+    cache_salt: str
     adapter: str
     text: str
     ends_with: str
@@ -100,24 +105,33 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Warmed(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that is computed and stays cached. id: of the pin. expires_at: Unix time, seconds."""
+    """A prompt that is computed and stays cached.
+
+    id             of the pin
+    pinned_tokens  of the prompt: its whole pages
+    expires_at     Unix time, seconds
+    """
 
     id: int | None
+    cache_salt: str
     pinned_tokens: int
     prompt_tokens: int
     cached_tokens: int
-    ttl: int
+    expires_in_seconds: float
     expires_at: float
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A prefix that stays cached until it expires."""
+    """A prefix that stays cached until it expires; text and ends_with as of a top prefix."""
 
     id: int
     tenant: str
-    salt: str
-    num_tokens: int
+    cache_salt: str
+    text: str
+    ends_with: str
+    pinned_tokens: int
     expires_in_seconds: float
+    expires_at: float
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +154,30 @@ class Flushed(msgspec.Struct, frozen=True, kw_only=True):
     flushed_pages: int
     flushed_tokens: int
     flushed_tier_pages: int
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose cache and turns are whose.
+
+    tenant         its name; the log shows the first 8 characters, which name it, too
+    keys           whose keys stand for it, by the flags and their places: "--api-key 2" is the second of --api-key
+    is_own         True: the key of this request is one of them
+    cached_tokens  in the tree, on the device
+    requests       that run or wait
+    """
+
+    tenant: str
+    keys: list[str]
+    is_own: bool
+    cached_tokens: int
+    requests: int
+
+
+class Tenants(msgspec.Struct, frozen=True, kw_only=True):
+    """In the order of the keys."""
+
+    data: list[Tenant]
+    object: str = "list"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,8 +212,10 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 def tree_of(reply: dict[str, Any], tokenizer: Tokenizer) -> Tree:
     """The engine's reply to the call "tree", with text in the place of tokens."""
-    roots = [{**root, "children": _children(root, tokenizer)} for root in reply["namespaces"]]
-    top = [{**_with_text(prefix, tokenizer)} for prefix in reply["top"]]
+    roots = [
+        {**root, "cache_salt": root["salt"], "children": _children(root, tokenizer)} for root in reply["namespaces"]
+    ]
+    top = [_with_text(prefix, tokenizer) for prefix in reply["top"]]
     return msgspec.convert({**reply, "namespaces": roots, "top": top}, Tree)
 
 
@@ -183,8 +223,34 @@ def _children(entry: dict[str, Any], tokenizer: Tokenizer) -> list[dict[str, Any
     return [{**_with_text(child, tokenizer), "children": _children(child, tokenizer)} for child in entry["children"]]
 
 
+def pins_of(reply: list[dict[str, Any]], tokenizer: Tokenizer, now: float) -> Pins:
+    """The engine's reply to the call "pins". now: Unix time, seconds."""
+    pins = [
+        _with_text(pin, tokenizer)
+        | {"pinned_tokens": pin["num_tokens"], "expires_at": round(now + pin["expires_in_seconds"], DIGITS)}
+        for pin in reply
+    ]
+    return Pins(data=msgspec.convert(pins, list[Pin]))
+
+
+def rounded(reply: Any) -> Any:
+    """With all floats to DIGITS: seconds to microseconds."""
+    match reply:
+        case float():
+            return round(reply, DIGITS)
+        case dict():
+            return {name: rounded(value) for name, value in reply.items()}
+        case list():
+            return [rounded(value) for value in reply]
+    return reply
+
+
 def _with_text(entry: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    texts = {"text": readable(ids_of(entry["tokens"]), tokenizer)}
+    first = ids_of(entry["tokens"])
+    cut = "…" if entry["num_tokens"] > len(first) else ""
+    told = {**entry, "text": readable(first, tokenizer) + cut}
     if "ends_with" in entry:
-        texts["ends_with"] = readable(ids_of(entry["ends_with"]), tokenizer)
-    return {**entry, **texts}
+        told["ends_with"] = cut + readable(ids_of(entry["ends_with"]), tokenizer)
+    if "salt" in entry:
+        told["cache_salt"] = entry["salt"]
+    return told

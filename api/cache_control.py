@@ -11,7 +11,8 @@ anyway; a pin only ends the competition for the place. Templates never see the m
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from trunkline.errors import InvalidParameter
 
@@ -20,7 +21,18 @@ MAX_TTL = 24 * 3600  # seconds; what is needed for longer can be asked for again
 TTL_NAMES = {"5m": 300, "1h": 3600}
 
 
-Ttl = Literal["5m", "1h"] | Annotated[int, Field(ge=1, le=MAX_TTL)]
+TTLS = f"'5m', '1h' or seconds from 1 to {MAX_TTL}"
+
+
+def _in_one_sentence(ttl: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Pydantic would tell of each alternative by itself."""
+    try:
+        return read(ttl)
+    except ValidationError:
+        raise PydanticCustomError("ttl", "Input should be {allowed}", {"allowed": TTLS}) from None
+
+
+Ttl = Annotated[Literal["5m", "1h"] | Annotated[int, Field(ge=1, le=MAX_TTL)], WrapValidator(_in_one_sentence)]
 
 
 def ttl_seconds(ttl: str | int) -> int:
@@ -64,7 +76,7 @@ def marks_in(items: Iterable[Mapping[str, Any]], where: str, message: int) -> li
         try:
             marks.append(Mark(CacheControl.model_validate(item[NAME]), message))
         except ValidationError:
-            allowed = f"{{'type': 'ephemeral', 'ttl': '5m', '1h', or seconds from 1 to {MAX_TTL}}}"
+            allowed = f"{{'type': 'ephemeral', 'ttl': …}}, where ttl is {TTLS}"
             raise InvalidParameter.of(f"{where}[{index}].{NAME}", item[NAME], allowed) from None
     return marks
 

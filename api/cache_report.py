@@ -38,8 +38,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     sent       text of this prompt from there on
     place      where that is, for people; null if the prompt has no messages, or the template rewrites them
     message    index in `messages`; null outside of their text
+    document   index in `documents` as they were sent; null outside of their titles and texts
     role       of that message
-    character  of that message's text, at which the token begins
+    character  of that message's or document's text, or title, at which the token begins
     """
 
     token: int
@@ -47,6 +48,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     sent: str
     place: str | None = None
     message: int | None = None
+    document: int | None = None
     role: str | None = None
     character: int | None = None
 
@@ -79,7 +81,7 @@ def explain(report: CacheReport, prompt: ReadPrompt, *, page_size: int) -> Expla
     difference = _difference(report, prompt) if report.position is not None else None
     eviction = None
     if report.seconds_ago is not None:
-        eviction = Eviction(seconds_ago=round(report.seconds_ago, 3), cause=report.cause)
+        eviction = Eviction(seconds_ago=round(report.seconds_ago, 6), cause=report.cause)
     return Explanation(
         prompt_tokens=report.prompt_tokens,
         cached_tokens=report.cached_tokens,
@@ -135,15 +137,16 @@ def ago(seconds: float) -> str:
 def _difference(report: CacheReport, prompt: ReadPrompt) -> Difference:
     assert report.position is not None
     place = prompt.place(report.position)
-    is_message = place is not None and place.message is not None
+    source = place.source if place else None
     return Difference(
         token=report.position,
         cached=readable(ids_of(report.expected)[:SHOWN_TOKENS], prompt.tokenizer),
         sent=readable(prompt.token_ids[report.position : report.position + SHOWN_TOKENS], prompt.tokenizer),
         place=place.words if place else None,
-        message=place.message if place else None,
-        role=place.role if place and is_message else None,
-        character=place.character if place and is_message else None,
+        message=source.message if source else None,
+        document=source.document if source else None,
+        role=source.role if source else None,
+        character=place.character if place and source else None,
     )
 
 
@@ -202,7 +205,7 @@ def _differs(difference: Difference | None) -> str:
     same = "token" if difference.token == 1 else "tokens"
     place = ""
     if difference.place is not None:
-        place = f", {'in' if difference.message is None else 'at'} {difference.place},"
+        place = f", {'in' if difference.character is None else 'at'} {difference.place},"
     return (
         f"The nearest cached prompt is the same for {difference.token} {same}; then{place} it has {shown(difference.cached)}"
         f" where this one has {shown(difference.sent)}."

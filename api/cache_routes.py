@@ -9,6 +9,7 @@ DELETE /v1/cache/pins/{id}  no longer
 POST   /v1/cache/flush      drop what is cached
 DELETE /v1/cache            drop one's own
 GET    /v1/queue            who waits, and why
+GET    /v1/tenants          whose keys are whose tenants
 
 Everybody asks about the own tenant; an admin, about all or any. The engine answers between two steps.
 """
@@ -25,14 +26,18 @@ from starlette.responses import Response
 
 from trunkline.api.body import read_json
 from trunkline.api.cache_answers import (
+    DIGITS,
     Flushed,
-    Pin,
     PinDeleted,
     Pins,
     Plan,
     Queue,
+    Tenant,
+    Tenants,
     Tree,
     Warmed,
+    pins_of,
+    rounded,
     tree_of,
 )
 from trunkline.api.cache_protocol import (
@@ -127,11 +132,12 @@ async def warm(request: Request) -> Response:
     (choice,) = generation.choices
     warmed = Warmed(
         id=choice.pin_id,
+        cache_salt=body.cache_salt or "",
         pinned_tokens=choice.pinned_tokens,
         prompt_tokens=len(prompt.token_ids),
         cached_tokens=choice.cached_tokens,
-        ttl=body.seconds,
-        expires_at=round(time.time() + body.seconds, 3),
+        expires_in_seconds=float(body.seconds),
+        expires_at=round(time.time() + body.seconds, DIGITS),
     )
     return json_response(warmed)
 
@@ -139,21 +145,22 @@ async def warm(request: Request) -> Response:
 async def tree(request: Request) -> Response:
     """The prefix tree, its most useful prefixes, and what more memory would bring."""
     service = _open(request)
-    reply = await _call(
-        service,
-        "tree",
-        tenant=_reach(request),
-        depth=query_number(request, "depth", default=8, least=1, most=64),
-        limit=query_number(request, "limit", default=100, least=1, most=1000),
-        top=query_number(request, "top", default=10, least=0, most=100),
-    )
-    return json_response(tree_of(reply, service.llm.tokenizer))
+    wanted = {
+        "tenant": _reach(request),
+        "depth": query_number(request, "depth", default=8, least=1, most=64),
+        "limit": query_number(request, "limit", default=100, least=1, most=1000),
+        "top": query_number(request, "top", default=10, least=0, most=100),
+    }
+    async with service.looking:
+        reply = await _call(service, "tree", **wanted)
+        return json_response(tree_of(reply, service.llm.tokenizer))
 
 
 async def pins(request: Request) -> Response:
     """What is kept, and until when."""
-    reply = await _call(_open(request), "pins", tenant=_reach(request))
-    return json_response(Pins(data=msgspec.convert(reply, list[Pin])))
+    service = _open(request)
+    reply = await _call(service, "pins", tenant=_reach(request))
+    return json_response(pins_of(reply, service.llm.tokenizer, time.time()))
 
 
 async def delete_pin(request: Request) -> Response:
@@ -170,7 +177,7 @@ async def flush(request: Request) -> Response:
     """Drop what is cached: of one tenant or, for an admin who names none, of all; of one salt or of any."""
     service = _open(request)
     wanted = FlushRequest.parse(await read_json(request, service.config.max_body_bytes, may_be_empty=True))
-    return await _flush(service, tenant=caller_of(request).reach(wanted.tenant), salt=wanted.cache_salt)
+    return await _flush(service, tenant=_reach(request, wanted.tenant), salt=wanted.cache_salt)
 
 
 async def flush_own(request: Request) -> Response:
@@ -193,6 +200,19 @@ async def queue(request: Request) -> Response:
     return json_response(msgspec.convert(await _call(_open(request), "queue", tenant=_reach(request)), Queue))
 
 
+async def tenants(request: Request) -> Response:
+    """Whose keys are whose tenants: for an admin all, else the own one."""
+    service, caller = _open(request), caller_of(request)
+    numbers = await _call(service, "tenants")
+    of_nobody = {"cached_tokens": 0, "requests": 0}
+    data = [
+        Tenant(tenant=tenant, keys=keys, is_own=tenant == caller.tenant, **numbers.get(tenant, of_nobody))
+        for tenant, keys in service.keys.tenants.items()
+        if caller.is_admin or tenant == caller.tenant
+    ]
+    return json_response(Tenants(data=data))
+
+
 def _open(request: Request) -> Service:
     """Raises Overloaded while there is no engine to ask, and once there is none any more."""
     service: Service = request.app.state.service
@@ -205,7 +225,7 @@ def _open(request: Request) -> Service:
 
 async def _call(service: Service, method: str, **args: Any) -> Any:
     try:
-        return await service.llm.call(method, **args)
+        return rounded(await service.llm.call(method, **args))
     except EngineDead as error:
         raise Overloaded(str(error), code="engine_dead") from None
 
@@ -216,8 +236,10 @@ async def _ask(request: Request, service: Service, method: str, body: Body, prom
     )
 
 
-def _reach(request: Request) -> str | None:
-    return caller_of(request).reach(query_tenant(request))
+def _reach(request: Request, named: str | None = None) -> str | None:
+    """Whose things a request is about that names a tenant in its address or, `named`, in its body; None: everybody's."""
+    service: Service = request.app.state.service
+    return caller_of(request).reach(query_tenant(request) if named is None else named, service.keys.tenants)
 
 
 async def _read_body(
@@ -225,6 +247,10 @@ async def _read_body(
 ) -> Chat | Completion:
     """A chat if it has messages, else a completion."""
     body = await read_json(request, service.config.max_body_bytes)
+    given = [name for name in ("messages", "prompt") if name in body]
+    if len(given) != 1:
+        problem = "are both given; send one of them" if given else "are both missing; one of them is required"
+        raise InvalidParameter(f"'messages' and 'prompt' {problem}.", param="messages")
     parsed = chat.parse(body) if "messages" in body else completion.parse(body)
     service.served_model(parsed.model)
     return parsed
@@ -245,7 +271,7 @@ def _what(body: Body) -> str:
     return "messages" if isinstance(body, ChatRequest) else "prompt"
 
 
-_ONE_TENANT = ("tenant", "for an admin: of this tenant only; default: of all")
+_ONE_TENANT = ("tenant", "for an admin: of this tenant only, named by 8 of its characters or more; default: of all")
 _REQUESTS = (ChatRequest, CompletionRequest)
 
 ROUTES = (
@@ -269,4 +295,5 @@ ROUTES = (
     Route("POST", "/v1/cache/flush", flush, Flushed, (FlushRequest,)),
     Route("DELETE", "/v1/cache", flush_own, Flushed),
     Route("GET", "/v1/queue", queue, Queue, query=(_ONE_TENANT,)),
+    Route("GET", "/v1/tenants", tenants, Tenants),
 )

@@ -69,7 +69,7 @@ class Layout:
         self.placement = placement
         self._render = render
         self._chat = chat
-        self._documents = [Document(text=d) if isinstance(d, str) else d for d in chat.documents or ()]
+        self._documents = _documents_of(chat)
         self._texts: dict[tuple[tuple[int, ...], bool], str] = {}  # by order, and whether they have marks
 
     @property
@@ -77,7 +77,7 @@ class Layout:
         return len(self._documents)
 
     def text(self, order: Sequence[int], chat: ChatRequest | None = None) -> str:
-        """The prompt with the documents in this order; of another chat with the same documents, if one is given."""
+        """The prompt with the documents in this order; of another chat with as many documents, if one is given."""
         return self._text_of(order) if chat is None else self._rendered(order, chat, marks=False)
 
     def pieces(self, order: Sequence[int]) -> Pieces:
@@ -97,7 +97,8 @@ class Layout:
         return self._texts[key]
 
     def _rendered(self, order: Sequence[int], chat: ChatRequest, *, marks: bool) -> str:
-        documents = [self._documents[index] for index in order]
+        sent = self._documents if chat is self._chat else _documents_of(chat)
+        documents = [sent[index] for index in order]
         mark = _between_marks if marks else _as_it_is
         if self.placement is Placement.TEMPLATE:
             return self._render(
@@ -136,6 +137,10 @@ def lay_out(render: Render, chat: ChatRequest, *, template_knows_documents: bool
         " 'documents' out, or serve the model with another --chat-template.",
         param="documents",
     )
+
+
+def _documents_of(chat: ChatRequest) -> list[Document]:
+    return [Document(text=document) if isinstance(document, str) else document for document in chat.documents or ()]
 
 
 def _block(document: Document) -> str:

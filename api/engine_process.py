@@ -50,7 +50,7 @@ class EngineProcess:
     Raises ConfigError if the folder for temporary files is too deep for a socket's path.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, log_format: str = "text") -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="trunkline-")
         socket_path = str(Path(self._folder.name) / "engine.sock")
         if len(socket_path) > zmq.IPC_PATH_MAX_LEN:
@@ -76,7 +76,7 @@ class EngineProcess:
         self._copier = threading.Thread(target=self._copy_stderr, name="engine stderr", daemon=True)
         self._copier.start()
         threading.Thread(target=self._watch, name="engine exit", daemon=True).start()
-        startup = Startup(config=config, socket=self.address)
+        startup = Startup(config=config, socket=self.address, log_format=log_format)
         with contextlib.suppress(BrokenPipeError):  # it died at once: `wait` will tell
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(startup) + b"\n")

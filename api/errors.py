@@ -86,7 +86,8 @@ def on_http_exception(request: Request, error: Exception) -> Response:
             f"Unknown request URL: {where}. The API lies under /v1; /docs lists it.", code="unknown_url"
         )
     elif error.status_code == 405:
-        told = RequestError(f"Not allowed: {where}. Use another HTTP method.", code="method_not_supported")
+        allowed = (error.headers or {}).get("Allow", "another HTTP method")
+        told = RequestError(f"Not allowed: {where}. Use {allowed}.", code="method_not_supported")
     told.status = error.status_code
     response = error_response(told)
     response.headers.update(error.headers or {})

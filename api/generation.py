@@ -51,8 +51,8 @@ class Usage(NamedTuple):
 class Observer(Protocol):
     """Is told when things happen to a request (metrics)."""
 
-    def tokens(self, index: int) -> None:
-        """Continuation `index` got new tokens."""
+    def tokens(self, index: int, num: int) -> None:
+        """Continuation `index` got so many new tokens at once."""
 
     def first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """A continuation got its first token, so long after it arrived in the engine and was admitted there."""
@@ -283,7 +283,7 @@ class Generation:
         for message in messages:
             choice = self._choices[message.request_id]
             if self._observer is not None and isinstance(message, Tokens) and not choice.finished:
-                self._observer.tokens(choice.index)
+                self._observer.tokens(choice.index, len(message.token_ids))
                 if message.queue_seconds is not None and message.prefill_seconds is not None:
                     self._observer.first_token(message.queue_seconds, message.prefill_seconds)
             delta = choice.push(message)

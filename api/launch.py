@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from trunkline import __version__
+from trunkline import __version__, logs
 from trunkline.config import ApiConfig, EngineConfig, ServeConfig
 from trunkline.errors import ConfigError
 from trunkline.messages import Loading, Ready
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trunkline.api")
 
-logger = logging.getLogger("trunkline.api")
-
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60  # longer than common clients keep an idle connection in their pools
 GRACE_SECONDS = 5  # for the last bytes of answers that have been ended
@@ -47,8 +45,7 @@ def serve(config: ServeConfig, *, verbose: bool = False) -> int:
 
     Raises StartupError, a sentence for the user, if the port, the checkpoint or a flag cannot be used.
     """
-    log_format = "%(levelname)s %(asctime)s [api] %(message)s"
-    logging.basicConfig(level=logging.INFO, format=log_format, datefmt="%H:%M:%S")
+    logs.configure("api", config.api.log_format)
     logging.getLogger("uvicorn").setLevel(logging.INFO if verbose else logging.WARNING)
     with bind(config.api.host, config.api.port) as listener:
         checkpoint = open_checkpoint(config.engine.model)
@@ -57,7 +54,7 @@ def serve(config: ServeConfig, *, verbose: bool = False) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exit_code = runner.run(_serve(config, listener, checkpoint, verbose))
     if exit_code == 0:
-        _say("Stopped.")
+        _say("Stopped.", config.api)
     return exit_code
 
 
@@ -122,7 +119,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
     from trunkline.api.service import Service, sampling_defaults
     from trunkline.async_llm import AsyncLLM
 
-    llm = AsyncLLM.of(config.engine, chat_template=config.api.chat_template)
+    llm = AsyncLLM.of(config.engine, chat_template=config.api.chat_template, log_format=config.api.log_format)
     service = Service(config.api, llm)
     service.sampling_defaults = sampling_defaults(config.api.generation_config, checkpoint.generation_defaults)
     http = make_http_server(create_app(service), verbose=verbose)
@@ -130,7 +127,7 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
 
     stopped = asyncio.create_task(_stop_signal(), name="stop signal")
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-    _say(f"Listening on {url}, loading {checkpoint.name}; /health answers 503 until it is ready.")
+    _say(f"Listening on {url}, loading {checkpoint.name}; /health answers 503 until it is ready.", config.api)
     if warning := exposure(config.api, listener.getsockname()[0]):
         logger.warning("%s", warning)
     running = asyncio.create_task(_run_engine(service, checkpoint.name, url), name="engine")
@@ -151,7 +148,7 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
     """From the start of the engine to its unwanted end; returns the exit code."""
     from trunkline.api.engine_process import EngineFailedToStart
 
-    with _progress_bar(f"Loading {name}") as show:
+    with _progress_bar(f"Loading {name}", is_shown=service.config.log_format == "text") as show:
 
         def on_loading(loading: Loading) -> None:
             service.loading = loading
@@ -164,9 +161,9 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
                 print(f"trunkline: error: {error}", file=sys.stderr)
             return 1
     assert service.llm.ready is not None
-    _say(summary(service.llm.config, name, service.llm.ready, url))
+    _say(summary(service.llm.config, name, service.llm.ready, url), service.config)
     _log_template_lint(service.llm)
-    print(f"{await service.llm.wait_dead()} The server stops.", file=sys.stderr)
+    _say(f"{await service.llm.wait_dead()} The server stops.", service.config, is_error=True)
     return 1
 
 
@@ -225,11 +222,11 @@ def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
 
 
 @contextlib.contextmanager
-def _progress_bar(title: str) -> Iterator[Callable[[Loading], None]]:
+def _progress_bar(title: str, *, is_shown: bool) -> Iterator[Callable[[Loading], None]]:
     """On a terminal; elsewhere nothing is shown."""
     from tqdm import tqdm
 
-    with tqdm(desc=title, unit=" tensors", leave=False, disable=None) as bar:
+    with tqdm(desc=title, unit=" tensors", leave=False, disable=None if is_shown else True) as bar:
 
         def show(loading: Loading) -> None:
             bar.total = loading.total
@@ -238,5 +235,9 @@ def _progress_bar(title: str) -> Iterator[Callable[[Loading], None]]:
         yield show
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
+def _say(text: str, config: ApiConfig, *, is_error: bool = False) -> None:
+    """To whoever has started the server; who wants JSON gets nothing else."""
+    if config.log_format == "json":
+        logger.log(logging.ERROR if is_error else logging.INFO, "%s", text)
+    else:
+        print(text, file=sys.stderr if is_error else sys.stdout, flush=True)

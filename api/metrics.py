@@ -37,7 +37,9 @@ class Metrics:
             "time_to_first_token_seconds", "From the arrival of a request to its first token.", FIRST_TOKEN_BUCKETS
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Between two tokens of a choice.", TOKEN_BUCKETS
+            "inter_token_latency_seconds",
+            "Between two tokens of a choice; of those that came together, an equal part each.",
+            TOKEN_BUCKETS,
         )
         self.request_queue_time = self._histogram(
             "request_queue_time_seconds",
@@ -79,12 +81,13 @@ class RequestObserver:
         self._arrived = time.perf_counter()
         self._newest: dict[int, float] = {}  # choice -> when its newest token came
 
-    def tokens(self, index: int) -> None:
+    def tokens(self, index: int, num: int) -> None:
         now = time.perf_counter()
         if not self._newest:
             self._metrics.time_to_first_token.observe(now - self._arrived)
         if index in self._newest:
-            self._metrics.inter_token_latency.observe(now - self._newest[index])
+            for _ in range(num):
+                self._metrics.inter_token_latency.observe((now - self._newest[index]) / num)
         self._newest[index] = now
 
     def first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
@@ -151,7 +154,10 @@ class _EngineCollector(Collector):
                 {name: stats["pinned_pages"]},
             )
         for key, documentation in (
-            ("prompt_tokens_total", "Prompt tokens of accepted requests."),
+            (
+                "prompt_tokens_total",
+                "Prompt tokens of accepted requests; a prompt that several choices share counts once.",
+            ),
             ("prompt_tokens_computed_total", "Prompt tokens computed, rather than found in the cache."),
             ("generation_tokens_total", "Tokens generated."),
         ):

@@ -17,7 +17,7 @@ from typing import Any
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.documents import Layout, Pieces, Placement, TemplateDocuments, lay_out
-from trunkline.api.prompt_map import ReadPrompt, message_spans
+from trunkline.api.prompt_map import ReadPrompt, source_spans
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.template import ChatTemplate
 from trunkline.async_llm import LONG_TEXT, AsyncLLM
@@ -40,7 +40,7 @@ async def read_chat(llm: AsyncLLM, chat: ChatRequest, *, tenant: str, is_sent: b
         return await _read_with_documents(llm, template, chat, tenant=tenant, is_sent=is_sent)
     text = render(template, chat)
     token_ids = await llm.encode(text, add_special_tokens=bool(chat.add_special_tokens), what="messages")
-    spans = partial(message_spans, chat, text, partial(render, template))
+    spans = partial(source_spans, chat, text, partial(render, template))
     return ReadPrompt(token_ids, llm.tokenizer, text=text, spans=spans)
 
 
@@ -65,7 +65,7 @@ async def _read_with_documents(
         pieces = layout.pieces(order)
         await encoder.read(pieces)
     text = pieces.text
-    spans = partial(message_spans, chat, text, partial(layout.text, order))
+    spans = partial(source_spans, chat, text, partial(layout.text, order))
     return ReadPrompt(encoder.token_ids(pieces), llm.tokenizer, text=text, spans=spans, documents_order=order)
 
 

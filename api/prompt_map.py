@@ -1,11 +1,11 @@
-"""A prompt with its way back: from a token to the message of the chat that it stands in. Knows no cache and no engine.
+"""A prompt with its way back: from a token to the message or document that it stands in. Knows no cache and no engine.
 
     prompt = ReadPrompt([17, 4, …], tokenizer, text="<|im_start|>user\\nHello<|im_end|>\\n", spans=…)
-    prompt.place(5)              # Place(message=0, role="user", character=2)
+    prompt.place(5)              # Place(source=Source("messages[0]", message=0, role="user"), character=2, …)
     prompt.num_tokens_until(0)   # tokens up to the end of messages[0]
 
-A template may do with its messages what it likes, so where they went is found by looking: it is rendered once more with a mark around
-each message's text. Without the marks that must be the prompt, letter for letter; else nobody knows, and nothing is claimed.
+A template may do with its messages and documents what it likes, so where they went is found by looking: it is rendered once more with a
+mark around each text. Without the marks that must be the prompt, letter for letter; else nobody knows, and nothing is claimed.
 """
 
 import re
@@ -19,9 +19,9 @@ from trunkline.errors import RequestError
 from trunkline.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from trunkline.api.protocol import ChatRequest
+    from trunkline.api.protocol import ChatRequest, Document
 
-# Noncharacters, which are in nobody's text (U+FDD0 is the template's own): OPEN 1 2 OPEN … CLOSE stands around messages[12].
+# Noncharacters, which are in nobody's text (U+FDD0 is the template's own): OPEN 1 2 OPEN … CLOSE stands around the twelfth source.
 _OPEN, _CLOSE = "\ufdd1", "\ufdd2"
 _DIGITS = {ord(str(digit)): 0xFDE0 + digit for digit in range(10)}
 _VALUES = {mark: digit for digit, mark in _DIGITS.items()}
@@ -29,27 +29,46 @@ _MARKS = re.compile("\ufdd1([\ufde0-\ufde9]+)\ufdd1|\ufdd2")
 _ANY_MARK = re.compile("[\ufdd1\ufdd2\ufde0-\ufde9]")
 
 
+Content = str | list[dict[str, Any]] | None
+
+
+class Source(NamedTuple):
+    """A text that a request brings.
+
+    name      as the caller calls it: "messages[1]", "documents[0]"
+    message   its index, if it is that of a message
+    document  its index in `documents` as they were sent, if it is that of a document, or its title
+    role      of the message
+    """
+
+    name: str
+    message: int | None = None
+    document: int | None = None
+    role: str | None = None
+
+    @property
+    def words(self) -> str:
+        return self.name if self.role is None else f"{self.name} ({self.role})"
+
+
 class Span(NamedTuple):
-    """A message's text in a prompt, as bytes of UTF-8, [start, end). What the template may strip, blanks at its ends, is outside."""
+    """Such a text in a prompt, as bytes of UTF-8, [start, end). What the template may strip, blanks at its ends, is outside."""
 
     start: int
     end: int
-    message: int
-    role: str
-    num_blanks: int  # characters of the message before the span
+    source: Source
+    num_blanks: int  # characters of the text before the span
 
 
 class Place(NamedTuple):
-    """Where a token begins: in a message, or in what the template writes around them.
+    """Where a token begins: in a message or a document, or in what stands around them.
 
-    message    index of the message; None: in the template's own text
-    role       of the message; "" in the template
-    character  of the message's text
+    source     None: in the template's own text
+    character  of the source's text
     words      the same for people: "character 12 of messages[1] (user)"
     """
 
-    message: int | None
-    role: str
+    source: Source | None
     character: int
     words: str
 
@@ -58,7 +77,7 @@ class ReadPrompt:
     """A prompt as the model reads it.
 
     text   of a rendered chat; None: the prompt has no messages
-    spans  finds the messages in it; called at most once, and only if somebody asks. It may return None: nobody knows
+    spans  finds messages and documents in it; called at most once, and only if somebody asks. It may return None: nobody knows
     documents_order  the indices of the request's documents in the order in which they stand; None if it has none
     """
 
@@ -91,30 +110,29 @@ class ReadPrompt:
         byte = offsets[position]
         after = bisect_right(spans, byte, key=lambda span: span.start)  # the first span beyond that byte
         if after and byte < spans[after - 1].end:
-            return self._in_message(spans[after - 1], byte)
+            return self._within(spans[after - 1], byte)
         before, behind = spans[:after], spans[after:]
         words = "the template's own text"
         if before and behind:
-            words += f" between messages[{before[-1].message}] and messages[{behind[0].message}]"
+            words += f" between {before[-1].source.name} and {behind[0].source.name}"
         elif before:
-            words += f" after messages[{before[-1].message}]"
+            words += f" after {before[-1].source.name}"
         elif behind:
-            words += f" before messages[{behind[0].message}]"
-        return Place(None, "", 0, words)
+            words += f" before {behind[0].source.name}"
+        return Place(None, 0, words)
 
     def num_tokens_until(self, message: int) -> int:
         """How many of the first tokens lie before the end of messages[message]; all of them if that can't be told."""
         if (found := self._look()) is None:
             return len(self.token_ids)
         spans, offsets = found
-        ends = [span.end for span in spans if span.message <= message]
+        ends = [span.end for span in spans if span.source.message is not None and span.source.message <= message]
         return bisect_right(offsets, max(ends)) - 1 if ends else 0
 
-    def _in_message(self, span: Span, byte: int) -> Place:
+    def _within(self, span: Span, byte: int) -> Place:
         assert self._text is not None
         character = span.num_blanks + len(self._text[span.start : byte].decode("utf-8", "ignore"))
-        words = f"character {character} of messages[{span.message}] ({span.role})"
-        return Place(span.message, span.role, character, words)
+        return Place(span.source, character, f"character {character} of {span.source.words}")
 
     def _look(self) -> tuple[list[Span], list[int]] | None:
         """The spans in their order, and the byte at which each token begins; one more for the end of the last."""
@@ -136,59 +154,89 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, text: bytes) -> lis
     return None if start < 0 else list(accumulate(map(len, pieces), initial=-start))
 
 
-def message_spans(chat: "ChatRequest", text: str, render: Callable[["ChatRequest"], str]) -> list[Span] | None:
-    """Where `text`, which is what `render` makes of `chat`, has the text of each message, in the order of the prompt.
+def source_spans(chat: "ChatRequest", text: str, render: Callable[["ChatRequest"], str]) -> list[Span] | None:
+    """Where `text`, which is what `render` makes of `chat`, has its messages and documents, in the order of the prompt.
 
-    Messages without text, or that the template leaves out, have no span. None if the template doesn't hand them on as they are.
+    Those without text, or that the template leaves out, have no span. None if the template doesn't hand them on as they are.
     """
     if _ANY_MARK.search(text):
         return None
+    marker = _Marker()
     messages = [
-        message.model_copy(update={"content": _marked(message.content, index)})
+        message.model_copy(
+            update={
+                "content": marker.around(
+                    message.content, Source(f"messages[{index}]", message=index, role=message.role)
+                )
+            }
+        )
         for index, message in enumerate(chat.messages)
     ]
+    documents = [marker.around_document(document, index) for index, document in enumerate(chat.documents or ())]
     try:
-        marked = render(chat.model_copy(update={"messages": messages}))
+        marked = render(chat.model_copy(update={"messages": messages, "documents": documents or chat.documents}))
     except RequestError:  # it looks into the text, and the marks are in its way
         return None
-    if _MARKS.sub("", marked) != text:
-        return None
-    return _read_marks(marked, chat)
+    return marker.spans(marked) if _MARKS.sub("", marked) == text else None
 
 
-def _read_marks(marked: str, chat: "ChatRequest") -> list[Span] | None:
-    spans: list[Span] = []
-    opened: int | None = None  # the message that a mark opened, and where
-    start = num_bytes = end = 0
-    for mark in _MARKS.finditer(marked):
-        num_bytes += len(marked[end : mark.start()].encode())
-        end = mark.end()
-        is_opening = mark[1] is not None
-        if is_opening != (opened is None):
+class _Marker:
+    """Puts marks around texts, and reads in a prompt where they went."""
+
+    def __init__(self) -> None:
+        self._marked: list[
+            tuple[Source, int]
+        ] = []  # by the number in the mark: whose text, and how many blanks it begins with
+
+    def around(self, content: Content, source: Source) -> Content:
+        """The content with marks around it, inside of the blanks at its ends; as it is if there is nothing else."""
+        if isinstance(content, str):
+            return self._around_text(content, source)
+        if content is None:
             return None
-        if is_opening:
-            opened, start = int(mark[1].translate(_VALUES)), num_bytes
-        elif opened is not None:
-            message = chat.messages[opened]
-            spans.append(Span(start, num_bytes, opened, message.role, _num_blanks(message.content)))
-            opened = None
-    return spans if opened is None else None
+        texts = [at for at, part in enumerate(content) if _part_text(part).strip()]
+        if not texts:
+            return content
+        opening = self._opening("\n".join(map(_part_text, content)), source)
+        parts = list(content)
+        for at, before, after in ((texts[0], opening, ""), (texts[-1], "", _CLOSE)):
+            parts[at] = {**parts[at], parts[at]["type"]: _with(_part_text(parts[at]), before, after)}
+        return parts
 
+    def around_document(self, document: "str | Document", index: int) -> "str | Document":
+        """The document with marks around its text, and others around its title."""
+        source = Source(f"documents[{index}]", document=index)
+        if isinstance(document, str):
+            return self._around_text(document, source)
+        marked = {"text": self._around_text(document.text, source)}
+        if document.title:
+            marked["title"] = self._around_text(document.title, source._replace(name=f"the title of {source.name}"))
+        return document.model_copy(update=marked)
 
-def _marked(content: str | list[dict[str, Any]] | None, index: int) -> str | list[dict[str, Any]] | None:
-    """The content with marks around it, inside of the blanks at its ends; as it is if there is nothing else."""
-    opening = _OPEN + str(index).translate(_DIGITS) + _OPEN
-    if isinstance(content, str):
-        return _with(content, opening, _CLOSE) if content.strip() else content
-    if content is None:
-        return None
-    texts = [at for at, part in enumerate(content) if _part_text(part).strip()]
-    if not texts:
-        return content
-    parts = list(content)
-    for at, before, after in ((texts[0], opening, ""), (texts[-1], "", _CLOSE)):
-        parts[at] = {**parts[at], parts[at]["type"]: _with(_part_text(parts[at]), before, after)}
-    return parts
+    def spans(self, prompt: str) -> list[Span] | None:
+        """Where the marked texts are in the prompt without marks. None if the marks don't go in pairs."""
+        spans: list[Span] = []
+        opened: int | None = None  # the number of the text that a mark opened, and where
+        start = num_bytes = end = 0
+        for mark in _MARKS.finditer(prompt):
+            num_bytes += len(prompt[end : mark.start()].encode())
+            end = mark.end()
+            is_opening = mark[1] is not None
+            if is_opening != (opened is None):
+                return None
+            if is_opening:
+                opened, start = int(mark[1].translate(_VALUES)), num_bytes
+            elif opened is not None:
+                spans.append(Span(start, num_bytes, *self._marked[opened]))
+                opened = None
+        return spans if opened is None else None
+
+    def _around_text(self, text: str, source: Source) -> str:
+        return _with(text, self._opening(text, source), _CLOSE) if text.strip() else text
+
+    def _opening(self, text: str, source: Source) -> str:
+        self._marked.append((source, len(text) - len(text.lstrip())))
+        return _OPEN + str(len(self._marked) - 1).translate(_DIGITS) + _OPEN
 
 
 def _with(text: str, before: str, after: str) -> str:
@@ -199,8 +247,3 @@ def _with(text: str, before: str, after: str) -> str:
 def _part_text(part: dict[str, Any]) -> str:
     text = part.get(part.get("type", ""))
     return text if isinstance(text, str) else ""
-
-
-def _num_blanks(content: str | list[dict[str, Any]] | None) -> int:
-    text = content if isinstance(content, str) else "\n".join(map(_part_text, content or []))
-    return len(text) - len(text.lstrip())

@@ -387,19 +387,24 @@ def _check_documents(documents: Sequence[str | Document]) -> None:
             raise InvalidParameter.of(f"documents[{index}]{where}", text, "a text that is not empty")
 
 
+_NOT_YET = "this server does not support more yet"
+_COMPLETIONS_ONLY = ("best_of", "echo")  # of what chats refuse
+
+
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises InvalidParameter for a field whose value asks for what we cannot do."""
     for param, harmless in unsupported.items():
         if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
-            raise _unsupported(param, body[param], _options(harmless))
+            why = "it is a parameter of /v1/completions" if param in _COMPLETIONS_ONLY else _NOT_YET
+            raise _unsupported(param, body[param], _options(harmless), why)
 
 
 def _options(harmless: tuple[Any, ...]) -> str:
     return "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
 
 
-def _unsupported(param: str, seen: Any, allowed: str) -> InvalidParameter:
-    error = InvalidParameter.of(param, seen, f"{allowed}: this server does not support more yet")
+def _unsupported(param: str, seen: Any, allowed: str, why: str = _NOT_YET) -> InvalidParameter:
+    error = InvalidParameter.of(param, seen, f"{allowed}: {why}")
     error.code = "unsupported_value"
     return error
 

@@ -1,8 +1,10 @@
-"""One line of the log for each generating request, when it has ended: JSON, and never a word of a prompt or an answer.
+"""One line of the log for each generating request, when it has ended; never a word of a prompt or an answer.
 
-{"event":"request","id":"chatcmpl-…","request_id":"req_…","tenant":"5f2c41d0","prompt_tokens":120,"cached_tokens":48,
- "cache_reasons":{"differs":1},"completion_tokens":64,"finish_reasons":{"stop":1},"error":null,"ttft_seconds":0.031,
- "seconds":1.204}
+text   request id=chatcmpl-… tenant=5f2c41d0 prompt=120 cached=48 tiers=device:48 reason=differs completion=64 finish=stop
+       ttft=0.031 seconds=1.204
+json   {…,"message":"request","id":"chatcmpl-…","request_id":"req_…","tenant":"5f2c41d0","prompt_tokens":120,"cached_tokens":48,
+       "cached_by_tier":{"device":48},"cache_reasons":{"differs":1},"completion_tokens":64,"finish_reasons":{"stop":1},
+       "error":null,"ttft_seconds":0.031,"seconds":1.204}
 """
 
 import logging
@@ -10,16 +12,14 @@ import time
 from collections import Counter
 from typing import Any
 
-import msgspec
-
 from trunkline.api.errors import as_request_error
 from trunkline.api.generation import Generation
 from trunkline.api.metrics import Metrics, RequestObserver
+from trunkline.api.tenants import TENANT_SHOWN
 from trunkline.errors import TrunklineError
+from trunkline.logs import facts
 
 logger = logging.getLogger("trunkline.api")
-
-TENANT_SHOWN = 8  # characters: enough to tell tenants apart
 
 
 class LoggedRequest(RequestObserver):
@@ -36,17 +36,17 @@ class LoggedRequest(RequestObserver):
         self._started = time.perf_counter()
         self._first_token_seconds: float | None = None
 
-    def tokens(self, index: int) -> None:
+    def tokens(self, index: int, num: int) -> None:
         if self._first_token_seconds is None:
             self._first_token_seconds = round(time.perf_counter() - self._started, 6)
-        super().tokens(index)
+        super().tokens(index, num)
 
     def closed(self, generation: Generation, error: TrunklineError | None) -> None:
-        line = {"event": "request", **self._labels, **_of(generation)}
+        line = {**self._labels, **_of(generation)}
         line["error"] = _code(error) if error is not None else None
         line["ttft_seconds"] = self._first_token_seconds
         line["seconds"] = round(time.perf_counter() - self._started, 6)
-        logger.info("%s", msgspec.json.encode(line).decode())
+        logger.info("request", extra=facts(line, short=_short(line)))
 
 
 def _of(generation: Generation) -> dict[str, Any]:
@@ -63,6 +63,30 @@ def _of(generation: Generation) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "finish_reasons": dict(Counter(choice.finish_reason or "abort" for choice in generation.choices)),
     }
+
+
+def _short(line: dict[str, Any]) -> dict[str, Any]:
+    """What people look for, without what is not there; several of a kind as "stop:2,length:1"."""
+    told = {
+        "id": line["id"],
+        "tenant": line["tenant"],
+        "prompt": line["prompt_tokens"],
+        "cached": line["cached_tokens"],
+        "tiers": ",".join(f"{tier}:{num}" for tier, num in line["cached_by_tier"].items()),
+        "reason": _counted(line["cache_reasons"]),
+        "completion": line["completion_tokens"],
+        "finish": _counted(line["finish_reasons"]),
+        "error": line["error"],
+        "ttft": None if line["ttft_seconds"] is None else round(line["ttft_seconds"], 3),
+        "seconds": round(line["seconds"], 3),
+    }
+    return {name: value for name, value in told.items() if value not in (None, "")}
+
+
+def _counted(numbers: dict[str, int]) -> str:
+    if list(numbers.values()) == [1]:
+        return next(iter(numbers))
+    return ",".join(f"{name}:{num}" for name, num in numbers.items())
 
 
 def _code(error: TrunklineError) -> str:

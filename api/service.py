@@ -3,6 +3,7 @@
 Knows requests and answers; the routes know their wire formats.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ class Service:
 
     created  Unix time, seconds: when the server started, as /v1/models reports it
     loading  how far the weights are read, until the engine is ready
+    looking  held by the one request that looks at the whole tree: a crowd of them would hold up every stream
     """
 
     def __init__(self, config: ApiConfig, llm: AsyncLLM) -> None:
@@ -40,6 +42,7 @@ class Service:
         self.stopping = False
         self.metrics = Metrics(config.served_model_names[0])
         self.keys = Keys.of(config)
+        self.looking = asyncio.Lock()
 
     def check_ready(self) -> None:
         """Raises Overloaded while loading and while shutting down, EngineDead when the engine is gone."""

@@ -12,16 +12,18 @@ import hmac
 import logging
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from trunkline.config import ApiConfig
-from trunkline.errors import RequestError
+from trunkline.errors import RequestError, shown
 
 logger = logging.getLogger("trunkline.api")
 
 SECRET_BYTES = 32
 TENANT_CHARACTERS = 32
+TENANT_SHOWN = 8  # of them in the log: enough to tell tenants apart, and to name one
 EVERYBODY = ""  # the tenant of all who share one cache
 
 
@@ -33,26 +35,41 @@ class Forbidden(RequestError):
     code = "admin_key_required"
 
 
+class TenantNotFound(RequestError):
+    """An admin named a tenant that no key stands for."""
+
+    status = 404
+    code = "tenant_not_found"
+
+
 class Caller(NamedTuple):
     """Who sent a request."""
 
     tenant: str
     is_admin: bool  # may see and flush what belongs to other tenants
 
-    def reach(self, tenant: str | None) -> str | None:
-        """Whose things a request is about that names `tenant`, or nobody: None is everybody's.
+    def reach(self, named: str | None, tenants: Iterable[str]) -> str | None:
+        """Whose things a request is about that names a tenant of `tenants`, or nobody: None is everybody's.
 
-        Raises Forbidden for another tenant's, unless this is an admin.
+        named  the tenant, or the beginning of it that the log shows, or more
+
+        Raises Forbidden for another tenant's, unless this is an admin; for an admin TenantNotFound, if there is none.
         """
+        if named is None:
+            return None if self.is_admin else self.tenant
+        visible = tenants if self.is_admin else [self.tenant]
+        found = [tenant for tenant in visible if named in (tenant, tenant[: max(TENANT_SHOWN, len(named))])]
+        if len(found) == 1:
+            return found[0]
         if self.is_admin:
-            return tenant
-        if tenant is not None and tenant != self.tenant:
-            raise Forbidden(
-                "'tenant' names another tenant, and this key may see its own only. Leave it out, or send the key of"
-                " --admin-api-key.",
-                param="tenant",
+            raise TenantNotFound(
+                f"There is no tenant {shown(named)}. GET /v1/tenants lists those there are.", param="tenant"
             )
-        return self.tenant
+        raise Forbidden(
+            "'tenant' names another tenant, and this key may see its own only. Leave it out, or send the key of"
+            " --admin-api-key.",
+            param="tenant",
+        )
 
 
 class Keys:
@@ -60,6 +77,7 @@ class Keys:
 
     keys = Keys.of(config)
     keys.caller("sk-…")      # Caller(tenant="5f2c…", is_admin=False), or None: not a key of this server
+    keys.tenants             # {"5f2c…": ["--api-key 1"], "90ab…": ["--admin-api-key"]}: whose tenants, by the flags, not the keys
 
     Without any key everybody may do everything.
     """
@@ -68,10 +86,15 @@ class Keys:
         self._is_shared = config.cache_sharing == "all"
         self._secret = secret
         known = [(key, False) for key in config.api_keys]
+        names = [f"--api-key {number}" for number in range(1, 1 + len(known))]
         if config.admin_api_key is not None:
             known.append((config.admin_api_key, True))
+            names.append("--admin-api-key")
         self._known = [(_digest(key), self._caller(key, is_admin)) for key, is_admin in known]
         self._anonymous = None if known else Caller(EVERYBODY, is_admin=True)
+        self.tenants: dict[str, list[str]] = {} if known else {EVERYBODY: []}
+        for (_, caller), name in zip(self._known, names, strict=True):
+            self.tenants.setdefault(caller.tenant, []).append(name)
 
     @classmethod
     def of(cls, config: ApiConfig) -> "Keys":

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from trunkline.radix import inspection
 from trunkline.radix.continuation import continuation
 from trunkline.radix.events import Event, Namespace
-from trunkline.radix.eviction import Order, PerTenant, make_order
+from trunkline.radix.eviction import PerTenant, make_order
 from trunkline.radix.ghosts import ADMISSION, FLUSH, GROWTH, QUOTA, Ghost, Ghosts
 from trunkline.radix.lease import Lease
 from trunkline.radix.node import TOKEN_BYTES, Node, Trimmed
@@ -52,7 +52,7 @@ class Stats(NamedTuple):
     tree_locked: int  # in the tree, and held by leases or pins
     leased: int  # private to a lease
     in_flight: int  # given back, but a step that may touch them has yet to finish
-    evicted_pages_total: int  # since the start
+    evicted_pages_total: int  # since the start; what was flushed doesn't count
     nodes: int  # of the tree
     pinned: int  # of those locked: that pins hold
 
@@ -155,10 +155,6 @@ class PrefixCache:
     def is_valid(self, match: Match) -> bool:
         """True if the matched prefix is still there to be admitted, though by now a longer one may be, too. O(1)."""
         return match.node.depth == match.num_pages
-
-    def prefix_hash(self, match: Match) -> bytes:
-        """The name of the matched prefix outside this process, 16 bytes (events.py)."""
-        return self.tree.prefix_hash(match.node)
 
     def admit(self, match: Match, num_new_pages: int, priority: int = 0) -> Lease | None:
         """Lease the matched pages and `num_new_pages` private ones, evicting if need be. All or nothing.
@@ -356,7 +352,7 @@ class PrefixCache:
 
         Pages that a lease or a pin holds stay.
         """
-        return self._free(self.tree.clear(which or (lambda _: True), partial(self._leaving, FLUSH)))
+        return self._give_back(self.tree.clear(which or (lambda _: True), partial(self._leaving, FLUSH)))
 
     def ghost(self, node: Node, after: bytes) -> Ghost | None:
         """What became of the last page of `after`, tokens that once followed `node`; None: never evicted, or forgotten.
@@ -389,16 +385,22 @@ class PrefixCache:
         self._count_tenant(node.namespace.tenant, first - len(node.pages))
 
     def _free(self, runs: list[Int32]) -> int:
-        for run in runs:
-            self.pool.give_back(run)
-        num_evicted = sum(len(run) for run in runs)
+        """Runs were evicted."""
+        num_evicted = self._give_back(runs)
         self.evicted_pages_total += num_evicted
         return num_evicted
 
+    def _give_back(self, runs: list[Int32]) -> int:
+        for run in runs:
+            self.pool.give_back(run)
+        return sum(len(run) for run in runs)
+
     def _keep_share(self, tenant: str) -> None:
         """Evict what a tenant has above its share, of its own pages that nobody uses."""
-        order: Order | None = self._orders.of(tenant) if self._orders is not None else None
+        if self._orders is None:
+            return
         excess = self.tenant_pages.get(tenant, 0) - self._max_tenant_pages
+        order = self._orders.of(tenant)
         if order is not None and excess > 0:
             self._free(self.tree.evict(excess, partial(self._leaving, QUOTA), order))
 

@@ -29,6 +29,7 @@ from typing import NamedTuple
 from trunkline.errors import ConfigError
 from trunkline.radix.segment import (
     MAX_HEADER_BYTES,
+    MAX_PAGES,
     Damaged,
     Layout,
     Owner,
@@ -183,6 +184,7 @@ class DiskTier:
     """The segments of one layout in a folder that may hold those of others, too.
 
     max_bytes            of all segments in the folder: those used least recently are deleted
+    segment_pages        pages of one segment at most: of four that are full, one can be deleted to make room for another
     num_bytes            of all segments in the folder, as last seen
     troubles             how often each of TROUBLES happened
     removed_pages_total  pages whose segments were deleted to make room
@@ -210,6 +212,9 @@ class DiskTier:
                 f"--disk-cache-size is {format_bytes(max_bytes)}; one page of this model takes {format_bytes(least)}"
                 " on disk. Please raise it."
             )
+        self.segment_pages = MAX_PAGES
+        while self.segment_pages > 1 and segment_bytes(self.segment_pages, layout.page_bytes) > max_bytes // 4:
+            self.segment_pages //= 2
         try:
             self._prepare_folder()
             self._read_headers()
@@ -366,8 +371,10 @@ class DiskTier:
         self._remove(segment.path)
         return self._forget(segment)
 
-    def flush(self, tenant: str | None, salt: str | None) -> int:
+    def flush(self, tenant: str | None, salt: str | None) -> list[bytes]:
         """Delete every segment that holds a page of the tenant and salt (None: of any), all its other pages with it.
+
+        Returns the names of those that can't be read any more.
 
         Those are of the same tenant (Tiers.poll). Deleting too much is a miss later; rewriting a file in place would leave what
         users wrote on the disk.
@@ -377,7 +384,10 @@ class DiskTier:
             for segment in self._segments.values()
             if any(matches(record.owner, tenant, salt) for record in segment.records)
         ]
-        return sum(self.delete(segment) for segment in doomed)
+        names = [record.prefix_hash for segment in doomed for record in segment.records]
+        for segment in doomed:
+            self.delete(segment)
+        return [name for name in dict.fromkeys(names) if name not in self._places]
 
     def _forget(self, segment: Segment) -> int:
         self._segments.pop(segment.path, None)
@@ -396,6 +406,7 @@ class DiskTier:
     def _prepare_folder(self) -> None:
         """Make the folder for this user alone, and see that it can be written to. KV is as private as the text it came from."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._check_root()
         self.folder.mkdir(exist_ok=True, mode=0o700)
         status = self.folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -406,6 +417,20 @@ class DiskTier:
         probe = self.folder / f"{secrets.token_hex(6)}.probe"
         self._write_file(probe, [b"ok"])
         self._files.remove(probe)
+
+    def _check_root(self) -> None:
+        """Whoever could put another folder in the place of ours would choose what is read. In a sticky one only its owner could."""
+        status = self.root.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise ConfigError(
+                f"--disk-cache-dir is {str(self.root)!r}, which belongs to another user (uid {status.st_uid}), who could"
+                " exchange what is in it. Please name a folder of your own."
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"--disk-cache-dir is {str(self.root)!r}, which can be written to by others (its mode is"
+                f" {stat.S_IMODE(status.st_mode):o}). Please run chmod go-w on it, or name another folder."
+            )
 
     def _read_headers(self) -> None:
         """Index the segments of this layout, the oldest first: of a page that is there twice, the newest is read."""

@@ -13,7 +13,7 @@ The cached part ends at a page that is not there: the missing page. The first of
     prompt_logprobs  the caller's limit ends the search, and it found all up to there
     complete         the missing page is the one with the prompt's last token, which is always computed
     computing        a running request of the same namespace computes the missing page next
-    evicted          the missing page was in the tree, and has left a ghost
+    evicted          the missing page was in the tree or a lower tier, and has left a ghost
     namespace        the missing page, and all before it, is in another namespace of the same tenant and weights
     differs          something else is cached where the missing page would be
     unseen           none of these
@@ -27,7 +27,7 @@ Nothing outside the namespace is looked at but the namespaces of `related`, and 
 of them not even the existence shows.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -87,6 +87,7 @@ def explain(
     beyond: Mapping[str, int] = NOTHING,
     computing: Container[MissingPage] = (),
     related: Iterable[Namespace] = (),
+    gone: Callable[[int], Ghost | None] | None = None,
 ) -> CacheReport:
     """How much of a prompt is cached, and why not more.
 
@@ -96,6 +97,7 @@ def explain(
     beyond     pages that lower tiers hold after those of the tree, by the tier's name
     computing  the pages that running requests compute next
     related    namespaces that may have it instead, the likeliest first
+    gone       of the page of that number, which no tier has, what lower tiers remember
     """
     in_tree = 0 if walk is None else walk.node.depth + walk.common
     by_tier = {"device": in_tree, **beyond}
@@ -118,6 +120,8 @@ def explain(
     if walk is not None and walk.edge is None and (walk.node, missing) in computing:
         return _because(seen, "computing")
     ghost = _ghost(cache, namespace, walk, missing)
+    if ghost is None and gone is not None:
+        ghost = gone(num_pages)
     if ghost is not None:
         seconds_ago = cache.now - ghost.time
         return msgspec.structs.replace(seen, reason="evicted", seconds_ago=seconds_ago, cause=ghost.cause)

@@ -104,6 +104,10 @@ def _check_node(tree: RadixTree, node: Node, evictable: set[Node]) -> None:
     assert len(node.tail) <= tree.page_bytes, f"{name} remembers {len(node.tail)} bytes of what followed, over a page"
     assert node.trimmed is None or node.trimmed.page not in node.children, f"{name} has again what was cut off"
     assert len(node.hashes) in (0, len(node.pages) * HASH_BYTES), f"{name} has hashes of other pages"
+    if node.sha is not None and node.parent.sha is not None:
+        sha = node.parent.sha.copy()
+        sha.update(node.tokens)
+        assert node.sha.digest() == sha.digest(), f"{name} has the hash of another path"
 
 
 def _locked_children(node: Node) -> int:

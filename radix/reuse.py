@@ -17,7 +17,6 @@ those above it are forgotten.
 import math
 from bisect import bisect_left
 from collections import OrderedDict
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +32,6 @@ UInt64 = npt.NDArray[np.uint64]
 
 _ALL = 2**32  # a threshold above every key
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-
-
-class CurvePoint(NamedTuple):
-    """The share of all prompt tokens that a cache of `num_pages` would have found."""
-
-    num_pages: int
-    hit_rate: float
 
 
 class ReuseEstimator:
@@ -106,10 +98,6 @@ class ReuseEstimator:
         # are found by every cache, so the difference is counted as found (SHARDS-adj in the paper).
         found += self._num_lookups - self._sampled_lookups
         return max(0.0, min(found, float(self._num_lookups))) * self.page_size / self.num_tokens
-
-    def curve(self, sizes: list[int]) -> list[CurvePoint]:
-        """`hit_rate` at each of `sizes`, in pages."""
-        return [CurvePoint(num_pages, self.hit_rate(num_pages)) for num_pages in sizes]
 
     # ---- the steps of `see`
 

@@ -35,13 +35,15 @@ import numpy as np
 
 from trunkline.radix.disk_tier import DiskTier, Page, ReadResult, WriteResult, matches
 from trunkline.radix.events import HASH_BYTES
+from trunkline.radix.ghosts import FLUSH, Ghost, Ghosts
 from trunkline.radix.host_tier import Entry, HostTier
-from trunkline.radix.segment import MAX_PAGES, Owner
+from trunkline.radix.segment import Owner
 from trunkline.step import CopyKind, Int32, PageCopy, UInt8
 from trunkline.units import format_bytes
 
 BATCH_PAGES = 64  # a segment is written once so many pages wait,
 BATCH_SECONDS = 1.0  # or one of them has waited for so long, or there is nothing else to do
+CLOSING_SECONDS = 3.0  # for what is still to be written at the end
 COPY_RATE = 2e9  # bytes per second, until measured
 READ_RATE = 5e8
 
@@ -56,8 +58,8 @@ class Background(Protocol):
     def wait(self, futures: "list[Future[Any]]", seconds: float) -> None:
         """Return when one of them is done, or after so long."""
 
-    def close(self) -> None:
-        """Let what was begun end."""
+    def close(self, seconds: float) -> None:
+        """Let what was begun end, and what was not, if it does within so long."""
 
 
 class Threads:
@@ -66,19 +68,23 @@ class Threads:
     def __init__(self) -> None:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trunkline-disk-writer")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="trunkline-disk-reader")
+        self._last_write: Future[WriteResult] | None = None
 
     def read(self, job: Callable[[], ReadResult]) -> "Future[ReadResult]":
         return self._readers.submit(job)
 
     def write(self, job: Callable[[], WriteResult]) -> "Future[WriteResult]":
-        return self._writer.submit(job)
+        self._last_write = self._writer.submit(job)
+        return self._last_write
 
     def wait(self, futures: "list[Future[Any]]", seconds: float) -> None:
         wait(futures, seconds, FIRST_COMPLETED)
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> None:
         self._readers.shutdown(cancel_futures=True)
-        self._writer.shutdown()
+        if self._last_write is not None:
+            wait([self._last_write], seconds)
+        self._writer.shutdown(cancel_futures=True)
 
 
 class Found(NamedTuple):
@@ -140,6 +146,7 @@ class Tiers:
 
     host, disk  to be looked at; only the tiers change them
     no_slot     pages that were not stored, since every slot was in use
+    ghosts      what was flushed, by prefix hash. It may have come back since
     """
 
     def __init__(
@@ -162,6 +169,7 @@ class Tiers:
         self.copy_rate = Rate(COPY_RATE)
         self.read_rate = Rate(READ_RATE)
         self.no_slot = 0
+        self.ghosts = Ghosts()
         self._host_pages = host_pages
         self._background = background
         self._copies = copies
@@ -211,7 +219,7 @@ class Tiers:
                 self.host.touch(entry)
             at += 1
         num_ready = at - first
-        while at < last and self._is_coming(_name(hashes, at)):
+        while at < last and self.has(_name(hashes, at)):
             at += 1
         return Found(num_ready, at - first - num_ready)
 
@@ -279,7 +287,8 @@ class Tiers:
             names = [job.segment.records[number].prefix_hash for number in job.numbers]
             self._reading[background.read(partial(disk.read, job))] = [wanted[name] for name in names]
 
-    def _is_coming(self, prefix_hash: bytes) -> bool:
+    def has(self, prefix_hash: bytes) -> bool:
+        """True if the page is in host memory, on disk, or on its way there."""
         return self.host.find(prefix_hash) is not None or (self.disk is not None and prefix_hash in self.disk)
 
     # ---------------------------------------------------------------- steps
@@ -288,6 +297,11 @@ class Tiers:
     def has_work(self) -> bool:
         """True if `poll` would hand something over to be written if it was told that there is nothing else to do."""
         return bool(self.host.num_unsaved)
+
+    @property
+    def is_writing(self) -> bool:
+        """True while something is on its way to disk."""
+        return bool(self._writing)
 
     @property
     def is_reading(self) -> bool:
@@ -334,13 +348,13 @@ class Tiers:
             self._end_read(self._reading.pop(read), read.result())
         for write in [future for future in self._writing if future.done()]:
             self._end_write(self._writing.pop(write), write.result())
-        if not self.host.num_unsaved:
+        if self.disk is None or not self.host.num_unsaved:
             self._unsaved_since = None
             return
         if self._unsaved_since is None:
             self._unsaved_since = now
         if idle or self.host.num_unsaved >= BATCH_PAGES or now - self._unsaved_since >= BATCH_SECONDS:
-            while entries := self.host.pin_unsaved(MAX_PAGES):
+            while entries := self.host.pin_unsaved(self.disk.segment_pages):
                 for tenant in dict.fromkeys(entry.owner.tenant for entry in entries):
                     # A segment of its own for each: what one tenant flushes takes nothing from another.
                     self._write([entry for entry in entries if entry.owner.tenant == tenant])
@@ -351,11 +365,16 @@ class Tiers:
         if self._background is not None and self._reading:
             self._background.wait(list(self._reading), seconds)
 
-    def close(self) -> None:
-        """Write what waits to be written, and let it end. Reads under way are of no use any more."""
+    def wait_for_writes(self, seconds: float) -> None:
+        """Return when a write is done, or after so long."""
+        if self._background is not None and self._writing:
+            self._background.wait(list(self._writing), seconds)
+
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Write what waits to be written, as much as can be within so long. Reads under way are of no use any more."""
         if self._background is not None:
             self.poll(0.0, idle=True)
-            self._background.close()
+            self._background.close(seconds)
 
     def _write(self, entries: list[Entry]) -> None:
         disk, background = self.disk, self._background
@@ -389,13 +408,19 @@ class Tiers:
 
     # ---------------------------------------------------------------- by hand
 
-    def flush(self, tenant: str | None = None, salt: str | None = None) -> int:
-        """Forget all pages of the tenant and salt (None: of any), those on their way included; how many could be found."""
+    def flush(self, tenant: str | None = None, salt: str | None = None, now: float = 0.0) -> int:
+        """Forget all pages of the tenant and salt (None: of any), those on their way included; how many could be found.
+
+        now  seconds: what `ghosts` says of them
+        """
         doomed = [entry for entry in self.host.entries() if matches(entry.owner, tenant, salt)]
-        num_pages = sum(entry.ready for entry in doomed)
+        in_host = [entry.prefix_hash for entry in doomed if entry.ready]
         for entry in doomed:
             self.host.drop(entry)
-        return num_pages + (self.disk.flush(tenant, salt) if self.disk is not None else 0)
+        on_disk = self.disk.flush(tenant, salt) if self.disk is not None else []
+        for prefix_hash in dict.fromkeys((in_host + on_disk)[-self.ghosts.capacity :]):
+            self.ghosts.add(prefix_hash, Ghost(now, FLUSH))
+        return len(in_host) + len(on_disk)
 
     # ---------------------------------------------------------------- looking at it
 

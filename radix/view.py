@@ -9,8 +9,8 @@ Token ids only; whoever knows the tokenizer turns them into text.
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
-from itertools import count, islice
+from collections.abc import Collection, Iterator
+from itertools import count
 from typing import Any
 
 from trunkline.radix.cache import PrefixCache
@@ -26,7 +26,8 @@ def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: in
 
     depth  nodes below each other that are shown at most
     limit  nodes shown in all. Those worth most come first: by tokens saved, then by last use. A node is only shown
-           below its parent; `left_out` of it says how many of its children aren't shown
+           below its parent; `left_out` of it says how many of its children aren't shown. So many namespaces at most
+           are listed, too, those of which something is shown first
     top    prefixes listed that saved most
 
     Of a node
@@ -42,17 +43,19 @@ def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: in
     Of a top prefix the same, but for everything from the first token of a prompt to the end of a node; `ends_with` are
     the last of its tokens. Where a longer prefix was hit as often, only that is listed.
 
-    O(nodes looked at · their children): the children of a node that is shown are all compared.
+    O(nodes looked at · their children): the children of a node that is shown are all compared, though only the best
+    are kept. A microsecond for each, so whoever asks often lets others wait.
     """
     roots = [root for root in cache.tree.roots() if tenant is None or root.namespace.tenant == tenant]
     facts = _Facts(cache)
     shown: dict[Node, dict[str, Any]] = {root: {**root.namespace._asdict(), "children": []} for root in roots}
-    for node in islice(_worth_most_first(roots, depth), limit):
+    for node in _worth_most_first(roots, limit, depth=depth):
         shown[node] = {**facts.of(node), "tokens": node.tokens[: SHOWN_TOKENS * TOKEN_BYTES], "children": []}
         shown[node.parent]["children"].append(shown[node])
     for node, entry in shown.items():
         entry["left_out"] = len(node.children) - len(entry["children"])
-    return {"namespaces": [shown[root] for root in roots], "top": facts.top(roots, top)}
+    listed = sorted(roots, key=lambda root: not shown[root]["children"])[: max(1, limit)]
+    return {"namespaces": [shown[root] for root in listed], "top": facts.top(roots, top)}
 
 
 class _Facts:
@@ -69,7 +72,9 @@ class _Facts:
 
     def top(self, roots: list[Root], num: int) -> list[dict[str, Any]]:
         """The prefixes that saved most."""
-        candidates = [node for node in islice(_worth_most_first(roots), MAX_CANDIDATES) if node.hits]
+        if not num:
+            return []
+        candidates = list(_worth_most_first(roots, MAX_CANDIDATES, hit_only=True))
         hit_further = {node.parent for node in candidates if node.hits == node.parent.hits}
         best = heapq.nlargest(
             num, (node for node in candidates if node not in hit_further), key=lambda node: node.hits * node.depth
@@ -98,19 +103,33 @@ class _Facts:
         }
 
 
-def _worth_most_first(roots: list[Root], depth: int | None = None) -> Iterator[Node]:
-    """The nodes below `roots`, a child after its parent, by what they have saved; at most `depth` below each other."""
+def _worth_most_first(
+    roots: list[Root], num: int, *, depth: int | None = None, hit_only: bool = False
+) -> Iterator[Node]:
+    """The first `num` nodes below `roots`, a child after its parent, by what they have saved.
+
+    depth     nodes below each other, at most
+    hit_only  True: without those that saved nothing, below which nothing else did, either
+    """
     order = count()  # ties are broken by order of arrival: nodes themselves can't be compared
     heap: list[tuple[tuple[float, float], int, int, Node]] = []
 
     def push_children(node: Node, level: int) -> None:
-        if level != depth:
-            for child in node.children.values():
-                heapq.heappush(heap, (_worth(child), next(order), level + 1, child))
+        if level == depth:
+            return
+        children: Collection[Node] = node.children.values()
+        if hit_only:
+            children = [child for child in children if child.hits]
+        if len(children) > num:
+            children = heapq.nsmallest(num, children, key=_worth)
+        for child in children:
+            heapq.heappush(heap, (_worth(child), next(order), level + 1, child))
 
     for root in roots:
         push_children(root, 0)
-    while heap:
+    for _ in range(num):
+        if not heap:
+            return
         _, _, level, node = heapq.heappop(heap)
         yield node
         push_children(node, level)

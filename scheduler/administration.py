@@ -8,6 +8,7 @@ is None means all of them, where it may be None. Asking changes nothing: no node
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,9 +19,11 @@ from trunkline.radix.cache import Match
 from trunkline.radix.events import Namespace
 from trunkline.radix.explain import find
 from trunkline.radix.node import TOKEN_BYTES, Root
-from trunkline.radix.tree import Walk
-from trunkline.radix.view import view
+from trunkline.radix.pins import Pin
+from trunkline.radix.tree import RadixTree, Walk
+from trunkline.radix.view import SHOWN_TOKENS, view
 from trunkline.sampling import SamplingParams
+from trunkline.scheduler.pace import context_of
 from trunkline.scheduler.request import Request, State
 from trunkline.scheduler.scheduler import Scheduler
 
@@ -35,6 +38,34 @@ class Probe(NamedTuple):
     request: Request
     walk: Walk | None
     beyond: Mapping[str, int]  # tokens by lower tier
+
+
+class Reading(NamedTuple):
+    """Prompt tokens that are to be computed, and the sum of their positions (pace.py)."""
+
+    num_tokens: int
+    context: float
+
+    @classmethod
+    def of(cls, start: int, num_tokens: int) -> "Reading":
+        """Tokens [start, start + num_tokens) of one prompt."""
+        return cls(num_tokens, context_of(start, num_tokens))
+
+    def __add__(self, other: "Reading") -> "Reading":  # type: ignore[override]
+        return Reading(self.num_tokens + other.num_tokens, self.context + other.context)
+
+    def first(self, most: int) -> "Reading":
+        """At most so many tokens of it, which cost as much as any others of it."""
+        if self.num_tokens <= most:
+            return self
+        return Reading(most, self.context * most / self.num_tokens)
+
+
+NOTHING = Reading(0, 0.0)
+
+
+def _to_read(waiting: Request) -> Reading:
+    return Reading.of(waiting.num_tokens - waiting.num_uncached, waiting.num_uncached)
 
 
 class Administration:
@@ -57,6 +88,7 @@ class Administration:
             "plan": self.plan,
             "tree": self.tree,
             "queue": self.queue,
+            "tenants": self.tenants,
             "pins": self.pins,
             "unpin": self.unpin,
             "flush": self.flush,
@@ -85,8 +117,8 @@ class Administration:
         probe = self._probe(tenant, salt, prompt)
         report = self._report(probe)
         own = report.prompt_tokens - report.cached_tokens
-        ahead = self._tokens_ahead(probe.request)
-        queue, both = self._seconds(ahead), self._seconds(ahead + own)
+        ahead = self._ahead(probe.request)
+        queue, both = self._seconds(ahead), self._seconds(ahead + Reading.of(report.cached_tokens, own))
         return {
             "cached_tokens": report.cached_tokens,
             "cached_by_tier": report.cached_by_tier,
@@ -115,11 +147,16 @@ class Administration:
     def _report(self, probe: Probe) -> CacheReport:
         request, admission = probe.request, self.scheduler.admission
         return admission.reports.of(
-            request.namespace, probe.walk, bytes(request.tokens), probe.beyond, computing=admission.computing()
+            request.namespace,
+            probe.walk,
+            bytes(request.tokens),
+            probe.beyond,
+            computing=admission.computing(),
+            gone=partial(self.scheduler.tiering.ghost, request),
         )
 
-    def _tokens_ahead(self, request: Request) -> int:
-        """Tokens that will be computed before those of a request that comes now.
+    def _ahead(self, request: Request) -> Reading:
+        """What of prompts will be read before a request that comes now.
 
         Of the prompts that are being read, what is left; of its own tenant's queue, what is before it. Where tenants
         take turns, the others are served as much as its own meanwhile, or all they have.
@@ -127,27 +164,30 @@ class Administration:
         admission = self.scheduler.admission
         line = [*admission.waiting, request]
         admission.order.sort(line)
-        reading = sum(max(0, running.num_prompt - running.num_planned) for running in self.scheduler.running)
         own = admission.tenant(request)
-        before = sum(
-            waiting.num_uncached for waiting in line[: line.index(request)] if admission.tenant(waiting) == own
-        )
-        others: dict[str, int] = {}
+        ahead = before = NOTHING
+        for running in self.scheduler.running:
+            ahead += Reading.of(running.num_planned, max(0, running.num_prompt - running.num_planned))
+        for waiting in line[: line.index(request)]:
+            if admission.tenant(waiting) == own:
+                before += _to_read(waiting)
+        others: dict[str, Reading] = {}
         for waiting in line:
             tenant = admission.tenant(waiting)
             if tenant != own:
-                others[tenant] = others.get(tenant, 0) + waiting.num_uncached
-        return reading + before + sum(min(tokens, before + request.num_uncached) for tokens in others.values())
+                others[tenant] = others.get(tenant, NOTHING) + _to_read(waiting)
+        most = before.num_tokens + request.num_uncached
+        for reading in others.values():
+            ahead += reading.first(most)
+        return ahead + before
 
-    def _seconds(self, num_tokens: int) -> float | None:
-        """What computing so many prompt tokens will take, in steps as they are now."""
+    def _seconds(self, reading: Reading) -> float | None:
+        """What it will take, in steps as they are now."""
         pace = self.scheduler.pace
         num_generating = sum(request.num_planned >= request.num_prompt for request in self.scheduler.running)
         chunk = max(1, self.scheduler.max_step_tokens() - num_generating)
-        whole, rest = divmod(num_tokens, chunk)
-        seconds = whole * pace.seconds(chunk, num_generating)
-        if rest:
-            seconds += pace.seconds(rest, num_generating)
+        num_steps = -(-reading.num_tokens // chunk)
+        seconds = pace.seconds(reading.num_tokens, num_generating, reading.context, num_steps=num_steps)
         return seconds if pace.largest_chunk else None
 
     # ---------------------------------------------------------------- the whole
@@ -203,21 +243,35 @@ class Administration:
             "prompt_tokens": request.num_prompt,
         }
 
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Of each tenant that has any: the tokens it has in the tree, and its requests that run or wait."""
+        found = {
+            tenant: {"cached_tokens": num_pages * self.cache.page_size, "requests": 0}
+            for tenant, num_pages in self.cache.tenant_pages.items()
+        }
+        for request in self.scheduler.requests.values():
+            of_tenant = found.setdefault(request.namespace.tenant, {"cached_tokens": 0, "requests": 0})
+            of_tenant["requests"] += 1
+        return found
+
     # ---------------------------------------------------------------- what stays
 
     def pins(self, tenant: str | None) -> list[dict[str, Any]]:
-        """The prefixes that stay, oldest first, and for how long."""
+        """The prefixes that stay, oldest first, and for how long; the first and last of their tokens, as in `tree`."""
         self.cache.tick(self.clock())
-        return [
-            {
-                "id": pin.pin_id,
-                "tenant": pin.namespace.tenant,
-                "salt": pin.namespace.salt,
-                "num_tokens": pin.num_tokens,
-                "expires_in_seconds": pin.until - self.cache.now,
-            }
-            for pin in self.cache.pins(tenant)
-        ]
+        return [self._pin(pin) for pin in self.cache.pins(tenant)]
+
+    def _pin(self, pin: Pin) -> dict[str, Any]:
+        tokens = b"".join(reversed([node.tokens for node in RadixTree.path(pin.node)]))
+        return {
+            "id": pin.pin_id,
+            "tenant": pin.namespace.tenant,
+            "salt": pin.namespace.salt,
+            "num_tokens": pin.num_tokens,
+            "tokens": tokens[: SHOWN_TOKENS * TOKEN_BYTES],
+            "ends_with": tokens[-SHOWN_TOKENS * TOKEN_BYTES :],
+            "expires_in_seconds": pin.until - self.cache.now,
+        }
 
     def unpin(self, tenant: str | None, pin_id: int) -> bool:
         """End a pin; what it held may be evicted like anything else. False: the tenant has no such pin."""
@@ -234,5 +288,5 @@ class Administration:
             return tenant in (None, namespace.tenant) and salt in (None, namespace.salt)
 
         tiers = self.scheduler.tiering.tiers
-        num_tier_pages = tiers.flush(tenant, salt) if tiers is not None else 0
+        num_tier_pages = tiers.flush(tenant, salt, self.cache.now) if tiers is not None else 0
         return {"pages": self.cache.flush(which), "tier_pages": num_tier_pages}

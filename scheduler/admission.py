@@ -56,13 +56,13 @@ class Admission:
         self.config = config
         self.cache = cache
         self.order = QueueOrder(config, pace)
-        self.limits = QueueLimits(config, pace)
+        self.limits = QueueLimits(config, pace, self.backlog)
         self.waiting: list[Request] = []
         self.running = running
         self.counters = counters
         self.fairness = fairness
         self.tiering = tiering
-        self.reports = Reports(cache)
+        self.reports = Reports(cache, tiering.ghost)
         self.obstacles: dict[Request, str] = {}
         self.standstill = ""
 
@@ -97,6 +97,27 @@ class Admission:
                     reason = "its tenant was served more than others that wait"
                 reasons[request] = reason or self.standstill or "its turn comes next"
         return reasons
+
+    def backlog(self, tenant: str | None) -> int:
+        """Tokens that waiting requests will compute, of one tenant or all. What is cached doesn't count.
+
+        A prefix that several lack counts once, or not at all if a running request computes it. This is an estimate: a prompt
+        is only compared with the first one that computes the same next page. O(waiting requests and their tokens).
+        """
+        num_tokens, page_size = 0, self.cache.page_size
+        first = self.computing()
+        for request in self.waiting:
+            if tenant not in (None, request.namespace.tenant):
+                continue
+            self.renew(request)
+            num_uncached = request.num_uncached
+            page = self.next_page(request)
+            other = request if page is None else first.setdefault(page, request)
+            if other is not request:
+                num_common = _num_common(other, request) // page_size * page_size
+                num_uncached = max(1, min(num_uncached, request.num_tokens - num_common))
+            num_tokens += num_uncached
+        return num_tokens
 
     # ---------------------------------------------------------------- whose turn
 
@@ -212,6 +233,13 @@ class Admission:
         request.state = State.RUNNING
         self.running.append(request)
         return ""
+
+
+def _num_common(a: Request, b: Request) -> int:
+    """Tokens that both begin with."""
+    num = min(a.num_tokens, b.num_tokens)
+    differs = a.token_ids(0, num) != b.token_ids(0, num)
+    return int(differs.argmax()) if differs.any() else num
 
 
 def _num_evictable(node: Node) -> int:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngin
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.document_order import DocumentOrder
 from trunkline.radix.events import Namespace
-from trunkline.radix.tiers import Background
+from trunkline.radix.tiers import Background, Tiers
 from trunkline.scheduler.administration import Administration
 from trunkline.scheduler.delivery import failed_message
 from trunkline.scheduler.scheduler import Scheduler
@@ -30,6 +31,9 @@ from trunkline.step import PageCopy, Plan, Worker
 
 logger = logging.getLogger("trunkline.engine")
 
+LONGEST_DELIVERY = 300.0  # seconds between a request's arrival and its message's: more is not believed
+SAVING_SECONDS = 3.0  # for what is brought to disk at the end: whoever ends the process waits no more than five
+LEAST_CLOSING_SECONDS = 0.5  # of these, for what is being written
 READING_SECONDS = 0.01  # how long a step may wait for the disk if there is nothing to compute
 
 
@@ -99,6 +103,7 @@ class Engine:
         self.step_tokens = StepTotals()
         self._in_flight: deque[StepInFlight] = deque()
         self._last_applied_at = 0.0
+        self._closed = False
         self._document_order = DocumentOrder(cache.tree)
         self._calls: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
@@ -131,7 +136,7 @@ class Engine:
                 message.request_id,
                 prompt=message.prompt,
                 sampling=message.sampling,
-                arrival=self.clock(),
+                arrival=self._arrival(message),
                 priority=message.priority,
                 namespace=self.namespace(message.tenant, message.salt),
                 group=message.group,
@@ -141,6 +146,11 @@ class Engine:
             return self.scheduler.add(request)
         except RequestError as error:
             return [failed_message(message.request_id, error)]
+
+    def _arrival(self, message: Generate) -> float:
+        """When the request arrived: as its sender says, if that can be; it may have waited here for a step to end."""
+        now = self.clock()
+        return now if message.arrival is None else min(max(message.arrival, now - LONGEST_DELIVERY), now)
 
     def _validate(self, message: Generate) -> None:
         """Everything a request could break the engine with; the API process has checked it before."""
@@ -195,10 +205,31 @@ class Engine:
         return self._apply_oldest()
 
     def close(self) -> None:
-        """Let what is being written to disk end, and free the device. Idempotent."""
-        if self.tiers is not None:
-            self.tiers.close()
+        """Bring to disk what is to outlive the process, within some seconds, and free the device. Idempotent.
+
+        Requests are aborted.
+        """
+        if self.tiers is not None and not self._closed:
+            self._closed = True
+            deadline = self.clock() + SAVING_SECONDS
+            try:
+                self._save(self.tiers, deadline)
+            except Exception:
+                logger.exception("Not all that should be on disk could be brought there; it will be computed again.")
+            self.tiers.close(max(LEAST_CLOSING_SECONDS, deadline - self.clock()))
         self.worker.close()
+
+    def _save(self, tiers: Tiers, deadline: float) -> None:
+        for request_id in list(self.scheduler.requests):
+            self.scheduler.abort(request_id)
+        while self._in_flight:
+            self._apply_oldest()
+        for _ in chain((0,), self.scheduler.tiering.save()):  # first what was on its way already
+            while self.has_work or tiers.is_writing:
+                if self.clock() >= deadline:
+                    return
+                self.step()
+                tiers.wait_for_writes(READING_SECONDS)
 
     def _apply_oldest(self) -> list[FromEngine]:
         if not self._in_flight:
@@ -219,8 +250,10 @@ class Engine:
         if step.plan.num_tokens:
             self.step_tokens.add(step.plan.num_tokens)
         # Rows whose logits are wanted cost the same whether they follow a token or a draft of it.
-        num_generating = len({row.at for row in step.plan.rows if row.sampling is not None})
-        self.scheduler.pace.observe(step.plan.num_tokens - num_generating, num_generating, seconds)
+        generating = {row.at: row.position - 1 for row in step.plan.rows if row.sampling is not None}
+        context = int(step.plan.positions.sum(dtype=np.int64)) - sum(generating.values())
+        num_generating = len(generating)
+        self.scheduler.pace.observe(step.plan.num_tokens - num_generating, num_generating, seconds, context)
         return self.scheduler.apply(result, self._last_applied_at)
 
     # ---------------------------------------------------------------- calls

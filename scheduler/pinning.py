@@ -11,6 +11,7 @@ that only warms the cache (max_tokens = 0) fails with the sentence that says so.
 from trunkline.errors import PinRefused
 from trunkline.radix.cache import Lease, Match, PrefixCache
 from trunkline.scheduler.request import Request
+from trunkline.scheduler.tiering import Tiering
 
 
 def check_pin(cache: PrefixCache, request: Request) -> None:
@@ -21,8 +22,10 @@ def check_pin(cache: PrefixCache, request: Request) -> None:
         )
 
 
-def pin_prompt(cache: PrefixCache, request: Request, now: float) -> PinRefused | None:
+def pin_prompt(cache: PrefixCache, tiering: Tiering, request: Request, now: float) -> PinRefused | None:
     """Make the pin that a running request asked for, once its prompt is computed and its whole pages are in the tree.
+
+    With a disk tier it is written there, too: the pin ends with the process, what it held can be found again.
 
     Returns why not, if the request has failed with that: it wanted nothing else.
     """
@@ -36,6 +39,7 @@ def pin_prompt(cache: PrefixCache, request: Request, now: float) -> PinRefused |
         prefix = cache.match(request.namespace, bytes(request.tokens), request.num_tokens, limit=limit)
     try:
         request.pin = cache.pin(prefix, now + seconds)
+        tiering.keep(request.pin.node)
     except PinRefused as error:
         return error if request.warms else None
     return None

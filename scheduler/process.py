@@ -19,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
+from trunkline import logs
 from trunkline.errors import StartupError
 from trunkline.messages import (
     Abort,
@@ -236,8 +237,8 @@ def _total(counter: float | dict[str, float]) -> float:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s [engine] %(message)s", datefmt="%H:%M:%S")
     startup = msgspec.json.decode(sys.stdin.buffer.readline(), type=Startup)
+    logs.configure("engine", startup.log_format)
     try:
         return EngineServer(startup).run()
     except StartupError as error:

@@ -6,12 +6,14 @@ reports.misses                             # {"unseen": 12, "differs": 3}
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 
 from trunkline.messages import CacheReport
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.events import Namespace
 from trunkline.radix.explain import MAX_RELATED, NOTHING, MissingPage, explain
+from trunkline.radix.ghosts import Ghost
 from trunkline.radix.tree import TOKEN_BYTES, Walk
 from trunkline.scheduler.request import Request
 
@@ -24,8 +26,12 @@ class Reports:
     misses  requests by the reason why their prompt was not cached further; those of which everything was don't count
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(
+        self, cache: PrefixCache, ghost: Callable[[Request, int], Ghost | None] = lambda request, page: None
+    ) -> None:
+        """`ghost` says what became of a request's page that lower tiers had."""
         self.cache = cache
+        self._ghost = ghost
         self.misses: Counter[str] = Counter()
         # The namespaces of one tenant and the same weights, as far as requests came lately; the latest last.
         self._families: OrderedDict[tuple[str, str], OrderedDict[Namespace, None]] = OrderedDict()
@@ -43,6 +49,7 @@ class Reports:
             bytes(request.tokens)[: request.num_prompt * TOKEN_BYTES],
             beyond,
             limit=0 if request.wants_prompt_logprobs else None,
+            gone=partial(self._ghost, request),
         )
 
     def of(
@@ -54,11 +61,13 @@ class Reports:
         *,
         computing: Container[MissingPage] = (),
         limit: int | None = None,
+        gone: Callable[[int], Ghost | None] | None = None,
     ) -> CacheReport:
         """Of a prompt that somebody asks about, as if it came now; `walk` is what `radix.explain.find` found.
 
         computing  the pages that running requests compute next
         limit      as in PrefixCache.match
+        gone       of a page that no tier has, what lower tiers remember
         """
         return explain(
             self.cache,
@@ -70,6 +79,7 @@ class Reports:
             beyond={tier: num_tokens // self.cache.page_size for tier, num_tokens in beyond.items()},
             computing=computing,
             related=self._related(namespace),
+            gone=gone,
         )
 
     def count(self, report: CacheReport) -> None:

@@ -81,7 +81,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}  # all that are not finished
         self.now = 0.0  # seconds, as last told
         self.last_step = 0  # newest step submitted
-        cache.step_done(self.last_step)  # nothing waits for it: steps count from 1, and the first may never be submitted
+        cache.step_done(self.last_step)  # nothing waits for it: the first step, 1, may never be submitted
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
         self._num_arrived = 0
 
@@ -134,13 +134,13 @@ class Scheduler:
             request.num_prompt, max_model_len=self.max_model_len, num_cache_tokens=num_cache_tokens
         )
         self.admission.limits.check(request)
-        self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
         self.fairness.enter(request)
         wants_something = request.wants_token or request.wants_prompt_logprobs or request.warms
         if request.num_to_plan <= 0 or not wants_something:
             return self._finish(request, "length")
         if not self.groups.join(request):
+            self.counters.prompt_tokens += request.num_prompt  # once for all that follow it
             if self.cache.enabled and not request.wants_prompt_logprobs:
                 self.reuse.see(request.namespace, bytes(request.tokens), request.num_prompt)
             self.admission.enqueue(request)
@@ -204,8 +204,16 @@ class Scheduler:
         num_generating = sum(self._generates(request, request.num_to_plan) for request in self.running)
         if target is None or not num_generating:
             return most
-        chunk = max(self.cache.page_size, self.pace.chunk(num_generating, within=AIM * target))
-        return min(most, num_generating + chunk)
+        chunk = self.pace.chunk(num_generating, within=AIM * target, start=self._next_position())
+        return min(most, num_generating + max(self.cache.page_size, chunk))
+
+    def _next_position(self) -> int:
+        """Where prompts are read next: the furthest of those under way, or else of the request that waits first."""
+        reading = [request.num_planned for request in self.running if request.num_to_plan > 1]
+        if not reading and self.waiting:
+            first = self.waiting[0]
+            return first.num_tokens - first.num_uncached
+        return max(reading, default=0)
 
     def _plan_running(self, builder: PlanBuilder, pieces: list[Piece], turns: Turns) -> bool:
         """Let running requests catch up. Returns False if pages were short.
@@ -308,7 +316,8 @@ class Scheduler:
                 messages.append(self._fail(request, failure))
                 continue
             got = self._advance(piece, result)
-            refused = pin_prompt(self.cache, request, now) if piece.end >= request.num_prompt else None
+            read = piece.end >= request.num_prompt
+            refused = pin_prompt(self.cache, self.tiering, request, now) if read else None
             if refused is not None:
                 self._end(request)
                 messages.append(failed_message(request.request_id, refused))

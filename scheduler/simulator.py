@@ -1,7 +1,7 @@
 """The engine on a virtual clock: the real loop, scheduler and tree, a formula in place of the device. Token ids only.
 
     report = simulate(arrivals, cost=profile("h100-llama8b"), cache_tokens=2**20)
-    report.ttft.mean
+    print(report)                   # or report.ttft.mean, report.total.refused, …
 
 or step by step, as many replicas as one likes, each with its own clock:
 
@@ -13,14 +13,16 @@ or step by step, as many replicas as one likes, each with its own clock:
 What is simulated is the device alone. Everything that decides is what serves.
 """
 
-from collections.abc import Iterable
+import math
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, InvalidParameter
 from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.cost_model import CostModel
@@ -37,14 +39,15 @@ class Arrival:
     """A request to come.
 
     seconds     when, on the virtual clock
-    prompt      token ids, int32 little-endian, below FIRST_OUTPUT_TOKEN; equal ids are equal text
+    prompt      token ids from 0 up to FIRST_OUTPUT_TOKEN, at least one, or the bytes of them as int32 little-endian; equal
+                ids are equal text
     num_output  tokens that it will generate, at least 1: no two requests generate the same
     tenant      whose it is: tenants share no KV, and the engine is fair between them
     priority    lower is more urgent
     """
 
     seconds: float
-    prompt: bytes
+    prompt: bytes | Sequence[int]
     num_output: int
     tenant: str = ""
     priority: int = 0
@@ -79,13 +82,13 @@ class Life:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """Seconds, over all requests; 0 without any."""
+    """Seconds, over all requests that were started; without any NaN, which nobody takes for a good time."""
 
-    mean: float = 0.0
-    p50: float = 0.0
-    p90: float = 0.0
-    p99: float = 0.0
-    max: float = 0.0
+    mean: float = math.nan
+    p50: float = math.nan
+    p90: float = math.nan
+    p99: float = math.nan
+    max: float = math.nan
 
     @classmethod
     def of(cls, seconds: list[float]) -> "Spread":
@@ -99,9 +102,10 @@ class Spread:
 class Summary:
     """How a group of requests fared.
 
-    finished, refused  requests
+    finished, refused  requests; all other figures leave the refused ones out
+    why_refused        the engine's sentence to the first that was refused; None if none was
     prompt_tokens      of those that were started
-    hit_rate           share of these that was found in the cache, 0 to 1
+    hit_rate           share of these that was found in the cache, 0 to 1; NaN without any
     output_tokens      generated
     ttft               time to first token, from arrival
     token_seconds      mean time between two tokens of a request
@@ -110,6 +114,7 @@ class Summary:
 
     finished: int
     refused: int
+    why_refused: str | None
     prompt_tokens: int
     hit_rate: float
     output_tokens: int
@@ -127,8 +132,9 @@ class Summary:
         return cls(
             finished=sum(life.finished for life in lives),
             refused=sum(life.refused is not None for life in lives),
+            why_refused=next((life.refused for life in lives if life.refused is not None), None),
             prompt_tokens=prompt_tokens,
-            hit_rate=sum(life.cached_tokens for life in started) / prompt_tokens if prompt_tokens else 0.0,
+            hit_rate=sum(life.cached_tokens for life in started) / prompt_tokens if prompt_tokens else math.nan,
             output_tokens=sum(life.num_output for life in lives),
             ttft=Spread.of([life.first_token - life.arrived for life in started if life.first_token is not None]),
             token_seconds=spans / followed if followed else 0.0,
@@ -138,7 +144,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a simulation shows.
+    """What a simulation shows. As text it is a few lines, and requests that were refused come first.
 
     total        all requests
     tenants      the same by tenant, where there is more than one
@@ -154,6 +160,22 @@ class Report:
     preemptions: int
     makespan: float
     utilization: float
+
+    def __str__(self) -> str:
+        total, ttft = self.total, self.ttft
+        served = f"{total.finished:,} requests served in {self.makespan:.1f} s"
+        if total.refused:
+            served = (
+                f"{total.refused:,} OF {total.refused + total.finished:,} REQUESTS WERE REFUSED, and are in no other"
+                f" figure. The first: {total.why_refused}\n{served}"
+            )
+        if not total.finished:
+            return served
+        return (
+            f"{served}, {100 * total.hit_rate:.1f} % of their {total.prompt_tokens:,} prompt tokens cached\n"
+            f"time to first token: mean {ttft.mean:.2f} s, median {ttft.p50:.2f} s, 99th percentile {ttft.p99:.2f} s,"
+            f" longest {ttft.max:.2f} s"
+        )
 
     @property
     def ttft(self) -> Spread:
@@ -258,15 +280,21 @@ class Simulator:
         self.clock.now = max(self.clock.now, seconds)
 
     def submit(self, arrival: Arrival) -> None:
-        """Hand over a request, now. Its times count from its arrival, which may have been during the last step."""
+        """Hand over a request, now. Its times count from its arrival, which may have been during the last step.
+
+        Raises InvalidParameter for a prompt that is no token ids, or an output of no token.
+        """
+        prompt = _token_bytes(arrival.prompt)
+        if arrival.num_output < 1:
+            raise InvalidParameter.of("num_output", arrival.num_output, "an integer of at least 1")
         if self._first_arrival is None:
             self._first_arrival = arrival.seconds
         number = len(self.lives)
-        self.lives.append(Life(tenant=arrival.tenant, arrived=arrival.seconds, num_prompt=len(arrival.prompt) // 4))
+        self.lives.append(Life(tenant=arrival.tenant, arrived=arrival.seconds, num_prompt=len(prompt) // 4))
         sampling = SamplingParams(max_tokens=arrival.num_output, temperature=0, seed=number, ignore_eos=True)
         message = Generate(
             request_id=str(number),
-            prompt=arrival.prompt,
+            prompt=prompt,
             sampling=sampling,
             priority=arrival.priority,
             tenant=arrival.tenant,
@@ -289,8 +317,11 @@ class Simulator:
         return False
 
     def run(self, arrivals: Iterable[Arrival]) -> Report:
-        """Let the requests come, in ascending order of their seconds, and serve them all."""
-        coming = iter(arrivals)
+        """Let the requests come, in ascending order of their seconds, and serve them all.
+
+        Raises InvalidParameter for requests in another order, and as `submit` does.
+        """
+        coming = _in_order(arrivals)
         upcoming = next(coming, None)
         while True:
             while upcoming is not None and upcoming.seconds <= self.now:
@@ -333,6 +364,28 @@ class Simulator:
                     self.lives[int(message.request_id)].refused = message.message
 
 
+def _token_bytes(prompt: bytes | Sequence[int]) -> bytes:
+    """Token ids as the engine takes them: int32, little-endian. Raises InvalidParameter for anything else."""
+    allowed = f"a sequence of token ids from 0 to {FIRST_OUTPUT_TOKEN - 1}, or the bytes of them as int32"
+    try:
+        ids = np.frombuffer(prompt, "<i4") if isinstance(prompt, bytes) else np.array(list(map(operator.index, prompt)))
+    except (TypeError, ValueError):
+        raise InvalidParameter.of("prompt", prompt, allowed) from None
+    if not len(ids) or ids.min() < 0 or ids.max() >= FIRST_OUTPUT_TOKEN:
+        raise InvalidParameter.of("prompt", prompt, allowed)
+    return ids.astype("<i4").tobytes()
+
+
+def _in_order(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The same, checked one by one as they come."""
+    before = -math.inf
+    for arrival in arrivals:
+        if not arrival.seconds >= before:
+            raise InvalidParameter.of("seconds", arrival.seconds, f"{before:g} and more, that of the request before")
+        before = arrival.seconds
+        yield arrival
+
+
 def simulated(scheduler: SchedulerConfig | None = None) -> SchedulerConfig:
     """The settings as they can be simulated: no queue is too long, and nothing is drafted, for there is no text."""
     return msgspec.structs.replace(
@@ -351,5 +404,5 @@ def simulate(
     cache: CacheConfig | None = None,
     scheduler: SchedulerConfig | None = None,
 ) -> Report:
-    """Serve the requests, in ascending order of their seconds, and say how they fared. Arguments as of Simulator."""
+    """Serve the requests, in ascending order of their seconds, and say how they fared. Arguments and errors as of Simulator."""
     return Simulator(cost=cost, cache_tokens=cache_tokens, cache=cache, scheduler=scheduler).run(arrivals)

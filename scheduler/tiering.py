@@ -4,11 +4,13 @@
     tiering.load(request)               # it was: its pages that are in host memory come with the step
     tiering.swap_out(request)           # before it is preempted
 
-Pages are stored when they leave the tree to make room, when a second request uses them, and when their request is preempted.
+Pages are stored when they leave the tree to make room, when a second request uses them, and when their request is preempted;
+with a disk, also when they are pinned, and at the end if all that has not happened.
 They are loaded only where that is quicker than computing them, by what both were measured to take. A waiting request holds nothing:
 what is read for it comes to host memory, whether it still waits or not, and once it has waited too long it is computed.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from trunkline.errors import ConfigError
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.disk_tier import DiskTier
 from trunkline.radix.events import HASH_BYTES, chain, root_hash
+from trunkline.radix.ghosts import Ghost
 from trunkline.radix.node import Node
 from trunkline.radix.pages import Int32
 from trunkline.radix.segment import Layout, Owner
@@ -90,6 +93,38 @@ class Tiering:
         self.cache.tree.prefix_hash(node)  # fills node.hashes
         self.tiers.store(Owner.of(node.namespace), node.hashes[first * HASH_BYTES :], pages)
 
+    def keep(self, node: Node) -> None:
+        """The prefix that ends at this node is pinned: bring it to disk, if there is one. On the device it stays anyway."""
+        if self.tiers is not None and self.tiers.disk is not None:
+            for above in [*self.cache.tree.path(node)][::-1]:
+                self._store(above, 0, above.pages)
+
+    def save(self) -> Iterator[int]:
+        """At the end: store what isn't on disk of pinned prefixes, and of those that were used again, pinned ones first.
+
+        Yields after every batch the pages in it: before the next, they should be on disk. Nothing may change the tree meanwhile.
+        """
+        if self.tiers is None or self.tiers.disk is None:
+            return
+        tree, most = self.cache.tree, max(1, self.tiers.host.num_slots // 2)
+        pinned = [node for pin in self.cache.pins() for node in [*tree.path(pin.node)][::-1]]
+        used = [node for node in tree.nodes() if node.hits]
+        num_stored = 0
+        for node in dict.fromkeys(pinned + used):
+            tree.prefix_hash(node)  # fills node.hashes
+            names = [node.hashes[i : i + HASH_BYTES] for i in range(0, len(node.hashes), HASH_BYTES)]
+            missing = [i for i, name in enumerate(names) if not self.tiers.has(name)]
+            while missing:
+                batch, missing = missing[: most - num_stored], missing[most - num_stored :]
+                hashes = b"".join(names[i] for i in batch)
+                self.tiers.store(Owner.of(node.namespace), hashes, node.pages[batch])
+                num_stored += len(batch)
+                if num_stored == most:
+                    yield num_stored
+                    num_stored = 0
+        if num_stored:
+            yield num_stored
+
     def swap_out(self, request: Request) -> bool:
         """Copy a running request's whole pages to host memory, if resuming from there is cheaper than computing them again.
 
@@ -153,6 +188,12 @@ class Tiering:
         loaded = self.tiers.load(self._hashes(request), first, last, lease.pages)
         request.num_planned = last * self.cache.page_size
         return {tier: num_pages * self.cache.page_size for tier, num_pages in loaded._asdict().items()}
+
+    def ghost(self, request: Request, page: int) -> Ghost | None:
+        """What became of a whole page of the request's that no tier has; None: it never was in a lower one, or that is forgotten."""
+        if self.tiers is None or not len(self.tiers.ghosts):
+            return None
+        return self.tiers.ghosts.get(self._hashes(request)[page * HASH_BYTES : (page + 1) * HASH_BYTES])
 
     def forget(self, request: Request) -> None:
         """The request waits for nothing any more."""

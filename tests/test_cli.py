@@ -53,6 +53,7 @@ DEFAULTS = {
     "--device": "auto",
     "--seed": "0",
     "--max-model-len": "the model's own length",
+    "--disk-cache-size": "10GiB",
     "--threads": "all cores",
     "--served-model-name": "MODEL as given",
 }
@@ -135,6 +136,7 @@ def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 def test_several_keys_and_the_admins(monkeypatch: pytest.MonkeyPatch) -> None:
     api = config("m", "--api-key", "a", "b", "a", "--admin-api-key", "root", "--cache-sharing", "all").api
     assert (api.api_keys, api.admin_api_key, api.cache_sharing) == (("a", "b"), "root", "all")
+    assert config("m", "--api-key", "a", "--api-key", "b", "c").api.api_keys == ("a", "b", "c")
     assert (config("m").api.admin_api_key, config("m").api.cache_sharing) == (None, "key")
     monkeypatch.setenv("TRUNKLINE_ADMIN_API_KEY", "from-environment")
     assert config("m").api.admin_api_key == "from-environment"
@@ -169,13 +171,14 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", "m", "--block-size", "0"], 1, "error: --block-size is 0; allowed is an integer of at least 1."),
         (["serve", "m", "--max-num-seqs", "-1"], 1, "error: --max-num-seqs is -1"),
         (["serve", "m", "--model", "n"], 1, "Two models are named"),
+        (["serve", "m", "--disk-cache-size", "1GiB"], 1, "no folder to keep files in; add --disk-cache-dir FOLDER."),
         (["serve", "/does/not/exist", "--port", "0"], 1, "/does/not/exist"),
         (["serve", "m", "--host", "no.such.host.invalid"], 1, "no.such.host.invalid"),
         (["serve", "m", "--host", ""], 1, "--host is ''; name an address"),
         (["serve", ""], 1, "The model is ''; give the path"),
         (["serve", "--model", ""], 1, "The model is ''; give the path"),
         (["sevre"], 2, "command is 'sevre'; did you mean serve?"),
-        (["dance"], 2, "command is 'dance'; there are serve, chat, simulate, bench."),
+        (["dance"], 2, "command is 'dance'; there are serve, chat, cache, simulate, bench."),
         (["bench", "serv"], 2, "did you mean serve?"),
         (["bench", "serve", "--workload", "W99"], 1, "W99"),
         (

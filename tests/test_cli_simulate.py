@@ -76,16 +76,25 @@ def test_load_is_that_of_an_engine_that_is_busy_all_the_time(trace: Path, capsys
 
 
 def test_tenants_are_compared_with_themselves_alone(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(trace, "--tenants", "1,3", "--speed", "10") == 0
-    body = [row for row in cells(capsys.readouterr().out) if len(row) == 8][1:]
-    assert [row[2] for row in body] == ["1", "2"]
-    assert sum(int(row[3]) for row in body) == 12 and int(body[0][3]) < int(body[1][3])
-    assert all(float(row[7]) >= 1 for row in body)
+    assert simulate(trace, "--tenants", "1,1.5", "--speed", "10") == 0
+    body = [row for row in cells(capsys.readouterr().out) if len(row) == 9][1:]
+    assert [row[2:4] for row in body] == [["1", "1"], ["2", "1.5"]]
+    assert sum(int(row[4]) for row in body) == 12 and int(body[0][4]) < int(body[1][4])
+    assert all(float(row[8]) >= 1 for row in body)
 
 
 def test_what_fits_nowhere_is_told(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate(trace, cache="1024") == 0
-    assert "Refused, since they fit into no such cache: up to 12 requests." in capsys.readouterr().out
+    assert simulate(trace, cache="1024,16K") == 0
+    printed = capsys.readouterr().out
+    head, none, all_of_them = cells(printed)
+    assert head[3] == "REFUSED"
+    assert none[3:6] == ["12 of 12", "–", "–/–/–/–"], "no time is better than any"
+    assert all_of_them[3:5] == ["0 of 12", "69.8 %"]
+    assert "Refused requests fit into no such cache, and are in no other figure." in printed
+    assert simulate(trace, "--json", cache="1024") == 0
+    total = json.loads(capsys.readouterr().out)["points"][0]["report"]["total"]
+    assert (total["refused"], total["hit_rate"], total["ttft"]["mean"]) == (12, None, None)
+    assert "context length is 1024 tokens" in total["why_refused"]
     assert simulate(trace, "--load", "1", cache="1024") == 1
     assert "fits into a cache of 1,024 tokens, so there is no load to measure" in capsys.readouterr().err
 
@@ -110,7 +119,8 @@ def test_without_matplotlib_nothing_is_simulated(
     assert simulate(trace, "--plot", "sweep.png") == 1
     printed = capsys.readouterr()
     assert printed.err == (
-        "trunkline: error: --plot draws with matplotlib, which is not installed; install it with: pip install matplotlib\n"
+        "trunkline: error: --plot draws with matplotlib, which is not installed; install it with:"
+        f" {sys.executable} -m pip install matplotlib\n"
     )
     assert not printed.out
 
@@ -132,8 +142,9 @@ def test_without_matplotlib_nothing_is_simulated(
         (
             ["--cache-tokens", "1M,0"],
             2,
-            "--cache-tokens is '1M,0'; allowed are numbers such as 262144 or 256K,512K,1M.",
+            "--cache-tokens is '1M,0'; allowed are numbers such as 262144 or 256K,512K,1M, up to 1G.",
         ),
+        (["--cache-tokens", "2G"], 2, "--cache-tokens is '2G'; allowed are numbers such as"),
     ],
 )
 def test_mistakes_get_one_sentence(

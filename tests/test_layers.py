@@ -13,7 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 # What all processes share; any folder may import these from trunkline/.
-SHARED = ("__version__", "config", "errors", "inputs", "messages", "outputs", "sampling", "step", "traces", "units")
+SHARED = (
+    "__version__",
+    "config",
+    "errors",
+    "inputs",
+    "logs",
+    "messages",
+    "outputs",
+    "sampling",
+    "step",
+    "traces",
+    "units",
+)
 
 # Folder -> what of ours it may import besides itself and SHARED.
 MAY_IMPORT = {

@@ -82,6 +82,11 @@ def test_exact_timestamps_stay(tmp_path: Path) -> None:
         (row(0, 512, 1, 2), "512 tokens are 1 blocks of 512 tokens, but there are 2 ids."),
         ({"timestamp": 0, "input_length": 16, "output_length": 1, "runs": [[1, 1]]}, "not both in one file."),
         (row(-1, 512, 1), "timestamp and lengths must not be negative."),
+        ({**row(0, 512, 1), "output_length": 10**12}, "lengths must not be above 1073741824."),
+        (
+            {"timestamp": 0, "input_length": 16, "output_length": 1, "runs": [[1, 10**12]]},
+            "16 tokens are 1 blocks of 16 tokens, but there are 1000000000000 ids.",
+        ),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, line: Any, says: str) -> None:

@@ -6,6 +6,7 @@ Knows text and token ids; no HTTP. Never imports torch: that is the engine proce
 import asyncio
 import itertools
 import os
+import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
@@ -75,14 +76,15 @@ class AsyncLLM:
         self._configure(engine_config(builtin_model() if model is None else model, **flags), chat_template)
 
     @classmethod
-    def of(cls, config: EngineConfig, *, chat_template: str | None = None) -> Self:
-        """The same from composed settings."""
+    def of(cls, config: EngineConfig, *, chat_template: str | None = None, log_format: str = "text") -> Self:
+        """The same from composed settings; `log_format` is the engine's."""
         llm = cls.__new__(cls)
-        llm._configure(config, chat_template)
+        llm._configure(config, chat_template, log_format)
         return llm
 
-    def _configure(self, config: EngineConfig, chat_template: str | None) -> None:
+    def _configure(self, config: EngineConfig, chat_template: str | None, log_format: str = "text") -> None:
         self.config = config
+        self._log_format = log_format
         self.ready: Ready | None = None  # None until the engine takes requests, and after `shutdown`
         self.checkpoint: Checkpoint
         self.tokenizer: Tokenizer
@@ -115,7 +117,7 @@ class AsyncLLM:
     async def _start(self, on_loading: Callable[[Loading], None] | None) -> None:
         self.checkpoint = await asyncio.to_thread(open_checkpoint, self.config.model)
         # Both also by names of our own: `shutdown` may come while we wait.
-        process = self.process = EngineProcess(self.config)
+        process = self.process = EngineProcess(self.config, log_format=self._log_format)
         client = self.client = EngineClient(process.address, on_loading=on_loading)
         client.start()
         self._watcher = asyncio.create_task(self._watch(process, client), name="engine watcher")
@@ -280,6 +282,7 @@ class AsyncLLM:
         Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, Overloaded, EngineDead.
         """
         client, ready = self._running()
+        arrival = time.monotonic()
         sampling.check_vocabulary(ready.vocab_size)
         continuations = sampling.continuations()
         requests: list[Generate] = []
@@ -304,6 +307,7 @@ class AsyncLLM:
                         group=group,
                         pin_seconds=pin_seconds if len(requests) % sampling.n == 0 else 0.0,  # once for each prompt
                         pin_tokens=pin_tokens,
+                        arrival=arrival,
                     )
                 )
         return Generation(

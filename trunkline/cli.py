@@ -1,4 +1,4 @@
-"""The command line: `trunkline serve`, `chat`, `simulate` and `bench`. Parses flags; the work is imported when it is done.
+"""The command line: `trunkline serve`, `chat`, `cache`, `simulate` and `bench`. Parses flags; the work is imported when it is done.
 
 Flags are named as in vLLM where the meaning is the same. An error is one sentence on stderr: exit code 2 for a flag that does not
 exist or cannot be read, 1 for anything that cannot be done.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from trunkline import __version__
-from trunkline.cli_parser import Parser
+from trunkline.cli_parser import EVICTION_HELP, FAIRNESS_HELP, POLICY_HELP, TARGET_HELP, Parser
 from trunkline.config import (
     ADMIN_API_KEY_VARIABLE,
     API_KEY_VARIABLE,
@@ -19,6 +19,7 @@ from trunkline.config import (
     DTYPES,
     EVICTION_POLICIES,
     LOAD_FORMATS,
+    LOG_FORMATS,
     POLICIES,
     PREEMPTION_MODES,
     ApiConfig,
@@ -30,7 +31,7 @@ from trunkline.config import (
     engine_config,
 )
 from trunkline.errors import ConfigError, StartupError
-from trunkline.units import parse_bytes
+from trunkline.units import format_bytes, parse_bytes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,12 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """The whole command line."""
-    parser = Parser(prog="trunkline", description="A prefix-tree cache-centric server for language models.")
+    parser = Parser(
+        prog="trunkline",
+        description="Serve a language model to applications whose prompts repeat themselves. What a prompt has in common with"
+        " earlier ones, from its start on, is kept and not computed again.",
+        epilog="Every flag is explained in docs/cli.md.",
+    )
     parser.add_argument("--version", action="version", version=f"trunkline {__version__}")
     parser.set_defaults(run=_help, parser=parser, verbose=False)
     commands = parser.add_subparsers(metavar="command", parser_class=Parser)
     _add_serve(commands)
     _add_chat(commands)
+    _add_cache_client(commands)
     _add_simulate(commands)
     _add_bench(commands)
     return parser
@@ -107,6 +114,7 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         cache_sharing=args.cache_sharing,
         chat_template=args.chat_template,
         generation_config=args.generation_config,
+        log_format=args.log_format,
     )
     return ServeConfig(engine=engine, api=api)
 
@@ -162,6 +170,7 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         "serve",
         help="serve a model behind the OpenAI API",
         description="Serve a model behind the OpenAI API.",
+        epilog="More about each flag, and what it is called in other servers: docs/cli.md.",
         formatter_class=_Help,
         knows_others=True,
     )
@@ -181,7 +190,13 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="TOKENS",
         help="prompt and output together (default: the model's own length)",
     )
-    group.add_argument("--seed", type=int, metavar="N", default=source.seed, help="of dummy weights")
+    group.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=source.seed,
+        help="decides the random weights of --load-format dummy; requests bring seeds of their own",
+    )
     group.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja file, or the template itself (default: the model's own)"
     )
@@ -196,7 +211,13 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
     _add_scheduling(command.add_argument_group("scheduling"), SchedulerConfig())
 
     group = command.add_argument_group("device")
-    group.add_argument("--device", choices=DEVICES, default=worker.device, help="what the model runs on")
+    group.add_argument(
+        "--device",
+        choices=DEVICES,
+        metavar="auto|cpu",
+        default=worker.device,
+        help="what the model runs on: the CPU. GPUs are not supported yet",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
 
     group = command.add_argument_group("server")
@@ -208,8 +229,10 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
     group.add_argument(
         "--api-key",
         nargs="+",
+        action="extend",
         metavar="KEY",
-        help=f"one of them is wanted of every request to /v1 (default: ${API_KEY_VARIABLE}, else no key)",
+        help="every request to /v1 must carry one of these keys. Each key is a tenant with a cache of its own"
+        f" (default: ${API_KEY_VARIABLE}, else no key is asked for, and all share one cache)",
     )
     group.add_argument(
         "--admin-api-key",
@@ -223,7 +246,17 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="who finds whose cached prefixes: key, each API key its own; all, everybody everybody's",
     )
     group.add_argument(
-        "-v", "--verbose", action="store_true", help="log every request, and tracebacks of start-up errors"
+        "--log-format",
+        choices=LOG_FORMATS,
+        default=api.log_format,
+        help="text: lines for people; json: every line an object, of all processes",
+    )
+    group.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="log every HTTP request with its status (requests that generate have a line of their own without it), and show the"
+        " traceback if the start fails",
     )
 
 
@@ -244,7 +277,7 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
         help="e.g. 2GiB (default: by the free memory and what the model needs)",
     )
     group.add_argument(
-        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help="what goes first"
+        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help=EVICTION_HELP
     )
     group.add_argument(
         "--host-cache-memory",
@@ -256,14 +289,19 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
         "--disk-cache-dir", metavar="FOLDER", help="keep on disk what is used twice or evicted; survives a restart"
     )
     group.add_argument(
-        "--disk-cache-size", type=_size, metavar="SIZE", default=cache.disk_cache_size, help="of all files in there"
+        "--disk-cache-size",
+        type=_size,
+        metavar="SIZE",
+        help="of all files in --disk-cache-dir, beyond which those used least recently are deleted (default:"
+        f" {format_bytes(cache.disk_cache_size).replace('.0 ', '')})",
     )
     group.add_argument(
         "--tenant-cache-share",
         type=float,
         metavar="SHARE",
         default=cache.tenant_cache_share,
-        help="of the pages: what one tenant has beyond it is evicted first",
+        help="one tenant may have at most this share of the cache, 0 to 1: what is above leaves at once, even if there is room."
+        " Without --api-key everybody is one tenant, so it then bounds the whole cache",
     )
     group.add_argument(
         "--max-pinned-share",
@@ -275,9 +313,7 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
 
 
 def _add_scheduling(group: argparse._ArgumentGroup, scheduler: SchedulerConfig) -> None:
-    group.add_argument(
-        "--scheduling-policy", choices=POLICIES, default=scheduler.policy, help="order of the waiting requests"
-    )
+    group.add_argument("--scheduling-policy", choices=POLICIES, default=scheduler.policy, help=POLICY_HELP)
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", default=scheduler.max_num_seqs, help="sequences in one step"
     )
@@ -292,13 +328,13 @@ def _add_scheduling(group: argparse._ArgumentGroup, scheduler: SchedulerConfig) 
         "--target-token-seconds",
         type=float,
         metavar="SECONDS",
-        help="wanted longest time between tokens of running streams: prompts are read in smaller chunks to keep it (default: none)",
+        help=TARGET_HELP,
     )
     group.add_argument(
         "--fairness",
         action=argparse.BooleanOptionalAction,
         default=scheduler.fairness,
-        help="between tenants, by the uncached tokens that each was served",
+        help=FAIRNESS_HELP,
     )
     group.add_argument(
         "--max-waiting-requests",
@@ -374,6 +410,18 @@ def _chat(args: argparse.Namespace) -> int:
     )
 
 
+def _add_cache_client(commands: "argparse._SubParsersAction[Parser]") -> None:
+    from trunkline.cli_cache import add_arguments
+
+    command = commands.add_parser(
+        "cache",
+        help="look into the cache and the queue of a running server",
+        description="Look into the cache and the queue of a running server.",
+    )
+    command.set_defaults(run=_help, parser=command, verbose=False)
+    add_arguments(command.add_subparsers(metavar="what", parser_class=Parser))
+
+
 def _add_simulate(commands: "argparse._SubParsersAction[Parser]") -> None:
     from trunkline.cli_simulate import add_arguments, run
 
@@ -382,6 +430,7 @@ def _add_simulate(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="plan capacity: a trace through the real scheduler and tree, on a virtual clock",
         description="Run recorded traffic through the real scheduler and prefix tree on a virtual clock, with a formula for what a"
         " step costs: hit rates and times to first token for each queue order and size of cache.",
+        epilog="What comes out, the format of traces, and what is left out: docs/simulator.md.",
         formatter_class=_Help,
     )
     command.set_defaults(run=run, parser=command, verbose=False)

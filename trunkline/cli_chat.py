@@ -62,6 +62,16 @@ class ChatClient:
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise ServerError(f"What answers at {self._url} streams no chat; is --url right?") from None
 
+    def fetch(self, path: str, body: object = None) -> Any:
+        """What a route under /v1 answers; with a body, to a POST. Raises StartupError if it is no JSON, or an error."""
+        try:
+            with self._open(path, body) as answer:
+                return json.load(answer)
+        except ServerError as error:
+            raise StartupError(str(error)) from None
+        except (OSError, http.client.HTTPException, ValueError):
+            raise StartupError(f"What answers at {self._url} is no Trunkline server; is --url right?") from None
+
     @contextlib.contextmanager
     def _open(self, path: str, body: object = None) -> Iterator[http.client.HTTPResponse]:
         sent = None if body is None else json.dumps(body).encode()

@@ -1,4 +1,5 @@
-"""How the command line is read, and what it says about what it cannot read. Knows flags of other servers, but no command.
+"""How the command line is read, and what it says about what it cannot read. Knows flags of other servers, but no command; of our
+own flags it has the help of those that several commands share.
 
 An error is one sentence that begins with the flag as it was typed: "--port is 'many'; allowed is an integer, such as 4096."
 """
@@ -12,6 +13,26 @@ from typing import Any, NoReturn
 from trunkline.errors import shown
 
 ALIKE = 0.8  # of difflib's 0 to 1: below that two flags share a word at most, and mean different things
+
+POLICY_HELP = (
+    "whose turn it is. window: who has least left to read, but nobody is overtaken by those who came 20 s later; fcfs: who came"
+    " first; shortest or latency: who has least left to read; lpm or throughput: who has the longest cached prefix;"
+    " dfs-weight: branch by branch of the prefix tree; priority: the request's own. Compared in docs/scheduling.md"
+)
+EVICTION_HELP = (
+    "which cached prefixes leave first when room is needed. lru: those used least recently; lfu: those found least often; slru:"
+    " those that no second request has used; priority: those of the least urgent requests. See docs/cache.md"
+)
+FAIRNESS_HELP = (
+    "the tenant that was served least has its turn first, and the policy orders the requests within each tenant. Each API key is"
+    " a tenant; with one tenant nothing changes"
+)
+TARGET_HELP = (
+    "wanted longest time between two tokens of a running stream: prompts are read in smaller chunks, and so more slowly, to keep"
+    " it. People who read along: 0.1 to 0.2 (default: none)"
+)
+
+_HOST_CACHE = "--host-cache-memory, a size such as 16GiB"
 
 # Flags of llama-server, vLLM and SGLang that have another name in `trunkline serve`.
 NAMES_HERE: Mapping[str, str] = {
@@ -38,12 +59,23 @@ NAMES_HERE: Mapping[str, str] = {
     "-t": "--threads",
     "--draft-max": "--num-speculative-tokens",
     "--speculative-num-draft-tokens": "--num-speculative-tokens",
+    "--swap-space": _HOST_CACHE,
+    "--kv-offloading-size": _HOST_CACHE,
+    "--enable-hierarchical-cache": _HOST_CACHE,
+    "--hicache-size": _HOST_CACHE,
+    "--hicache-ratio": _HOST_CACHE,
+    "--cache-ram": _HOST_CACHE,
+    "-cram": _HOST_CACHE,
+    "--hicache-storage-backend": "--disk-cache-dir, a folder",
+    "--slot-save-path": "--disk-cache-dir, a folder that is written and read by itself",
+    "--radix-eviction-policy": "--eviction-policy",
 }
 
 _ONE_DEVICE = "it is not there yet: the model runs on one device"
 _CPU_ONLY = "it is not there yet: the model runs on the CPU"
 _STORED = "it is not there yet: weights and KV cache are stored as --dtype says; a quantized GGUF file can be served"
 _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
+_NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
 _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
 
 # Those that have no counterpart, and why.
@@ -67,7 +99,15 @@ NOT_HERE: Mapping[str, str] = {
     "--speculative-algorithm": _DRAFTS,
     "--model-draft": _DRAFTS,
     "-md": _DRAFTS,
-    "--enable-lora": "it is not there yet: there are no LoRA adapters",
+    "--enable-lora": _NO_ADAPTERS,
+    "--lora": _NO_ADAPTERS,
+    "--lora-modules": _NO_ADAPTERS,
+    "--lora-paths": _NO_ADAPTERS,
+    "--kv-transfer-config": "KV is kept in host memory by --host-cache-memory and on disk by --disk-cache-dir, and is not sent to"
+    " other engines",
+    "--cache-reuse": "leave it out: what prompts have in common from the start on is always reused, and KV is never moved to another"
+    " place in a prompt",
+    "--slots": "leave it out: GET /v1/queue, who waits and who runs, is always there",
     "--tokenizer": "it is not there yet: the tokenizer is the model's own",
     "--trust-remote-code": "leave it out: code that comes with a checkpoint is never run",
     "--hf-repo": _NOT_DOWNLOADED,

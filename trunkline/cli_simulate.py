@@ -1,7 +1,6 @@
 """`trunkline simulate`: its flags, and what it prints. The work is done in sweep.py, imported when it is needed."""
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trunkline.cli_parser import EVICTION_HELP, FAIRNESS_HELP, POLICY_HELP, TARGET_HELP
 from trunkline.config import EVICTION_POLICIES, POLICIES, CacheConfig, SchedulerConfig, engine_config
 from trunkline.errors import ConfigError, shown
 from trunkline.units import format_bytes
@@ -29,12 +29,15 @@ TENANT_COLUMNS = (
     "policy",
     "cache",
     "tenant",
+    "weight",
     "requests",
     "hit rate",
     "TTFT s mean/p50/p99/max",
     "alone",
     "times alone",
 )
+MAX_CACHE_TOKENS = 2**30  # the simulation itself has to keep account of them in memory
+NONE = "–"  # in place of a number that there is none of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache, scheduler = CacheConfig(), SchedulerConfig()
 
     group = parser.add_argument_group("traffic")
-    group.add_argument("--trace", metavar="FILE", required=True, help="JSON lines in Mooncake's format")
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        required=True,
+        help="JSON lines in Mooncake's format; a sample is benchmarks/sample_trace.jsonl",
+    )
     group.add_argument("--rows", type=int, metavar="N", help="only the first requests of it (default: all)")
     pace = group.add_mutually_exclusive_group()
     pace.add_argument(
@@ -84,10 +92,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=POLICIES,
         metavar="NAME",
-        help=f"order of the waiting requests: {', '.join(POLICIES)}; each is simulated (default: {scheduler.policy})",
+        help=f"{POLICY_HELP}. Each that is named is simulated (default: {scheduler.policy})",
     )
-    group.add_argument("--window-seconds", type=float, metavar="W", default=scheduler.window_seconds, help="of window")
-    group.add_argument("--window-gamma", type=float, metavar="G", default=scheduler.window_gamma, help="of window")
+    group.add_argument(
+        "--window-seconds",
+        type=float,
+        metavar="W",
+        default=scheduler.window_seconds,
+        help="window: nobody is overtaken by those who came so much later; in every policy: for how long small requests may"
+        " pass one that does not fit",
+    )
+    group.add_argument(
+        "--window-gamma",
+        type=float,
+        metavar="G",
+        default=scheduler.window_gamma,
+        help="window: a second of reading counts as G seconds of waiting, up to W",
+    )
     group.add_argument(
         "--max-num-seqs", type=int, metavar="N", default=scheduler.max_num_seqs, help="sequences in one step"
     )
@@ -98,14 +119,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-token-seconds",
         type=float,
         metavar="SECONDS",
-        help="between tokens of running streams (default: none)",
+        help=TARGET_HELP,
     )
     group.add_argument(
-        "--fairness", action=argparse.BooleanOptionalAction, default=scheduler.fairness, help="between tenants"
+        "--fairness",
+        action=argparse.BooleanOptionalAction,
+        default=scheduler.fairness,
+        help=FAIRNESS_HELP,
     )
     group.add_argument("--block-size", type=int, metavar="N", default=cache.block_size, help="tokens per page")
     group.add_argument(
-        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help="what goes first"
+        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help=EVICTION_HELP
     )
 
     group = parser.add_argument_group("output")
@@ -134,11 +158,12 @@ def run(args: argparse.Namespace) -> int:
         on_point=_tell,
     )
     if args.json:
-        print(json.dumps(_numbers_of(scenario, points, args.load), indent=1))
+        found = msgspec.json.encode(_numbers_of(scenario, points, args.load))  # NaN is null
+        print(msgspec.json.format(found, indent=1).decode())
     else:
         print(f"\n{table(points, scenario.profile)}")
         if scenario.tenants:
-            print(f"\n{tenant_table(points)}")
+            print(f"\n{tenant_table(points, scenario.tenants)}")
     if args.plot is not None:
         from trunkline.plots import draw_sweep
 
@@ -152,7 +177,8 @@ def table(points: Sequence["Point"], profile_name: str) -> str:
     from trunkline.scheduler.cost_model import profile
 
     cost = profile(profile_name)
-    rows: list[Sequence[str]] = [COLUMNS]
+    refused = any(point.report.total.refused for point in points)
+    rows: list[Sequence[str]] = [(*COLUMNS[:3], "REFUSED", *COLUMNS[3:]) if refused else COLUMNS]
     for point in points:
         report, total = point.report, point.report.total
         rows.append(
@@ -160,7 +186,8 @@ def table(points: Sequence["Point"], profile_name: str) -> str:
                 point.policy,
                 f"{point.cache_tokens:,}",
                 format_bytes(point.cache_tokens * cost.kv_bytes_per_token),
-                f"{100 * total.hit_rate:.1f} %",
+                *((f"{total.refused:,} of {total.refused + total.finished:,}",) if refused else ()),
+                _percent(total.hit_rate),
                 _four(total.ttft),
                 f"{1000 * total.token_seconds:.1f}",
                 f"{total.longest_gap:.2f}",
@@ -170,30 +197,28 @@ def table(points: Sequence["Point"], profile_name: str) -> str:
                 f"{100 * report.utilization:.0f} %",
             )
         )
-    refused = [point.report.total.refused for point in points]
-    return align(rows) + (
-        f"\nRefused, since they fit into no such cache: up to {max(refused):,} requests." if any(refused) else ""
-    )
+    return align(rows) + ("\nRefused requests fit into no such cache, and are in no other figure." if refused else "")
 
 
-def tenant_table(points: Sequence["Point"]) -> str:
-    """A line for each tenant of each point."""
+def tenant_table(points: Sequence["Point"], weights: Sequence[float]) -> str:
+    """A line for each tenant of each point, in the order of their weights on the command line."""
     from trunkline.bench.tables import align
 
     rows: list[Sequence[str]] = [TENANT_COLUMNS]
     for point in points:
-        for tenant, summary in point.report.tenants.items():
+        for tenant, summary in sorted(point.report.tenants.items(), key=lambda item: int(item[0])):
             alone = point.alone[tenant].mean
             rows.append(
                 (
                     point.policy,
                     f"{point.cache_tokens:,}",
                     tenant,
+                    f"{weights[int(tenant) - 1]:g}",
                     f"{summary.finished:,}",
-                    f"{100 * summary.hit_rate:.1f} %",
+                    _percent(summary.hit_rate),
                     _four(summary.ttft),
-                    f"{alone:.2f}",
-                    f"{summary.ttft.mean / alone:.2f}" if alone else "–",
+                    _number(alone),
+                    _number(summary.ttft.mean / alone if alone else math.nan),
                 )
             )
     return align(rows)
@@ -271,7 +296,15 @@ def _numbers_of(scenario: "Scenario", points: Sequence["Point"], load: float | N
 
 
 def _four(seconds: "Spread") -> str:
-    return f"{seconds.mean:.2f}/{seconds.p50:.2f}/{seconds.p99:.2f}/{seconds.max:.2f}"
+    return "/".join(map(_number, (seconds.mean, seconds.p50, seconds.p99, seconds.max)))
+
+
+def _number(value: float) -> str:
+    return NONE if math.isnan(value) else f"{value:.2f}"
+
+
+def _percent(share: float) -> str:
+    return NONE if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _counts(text: str) -> list[int]:
@@ -279,9 +312,12 @@ def _counts(text: str) -> list[int]:
     counts = []
     for word in text.split(","):
         match = re.fullmatch(r"(\d{1,15})([kmg]?)", word.strip().lower())
-        if match is None or int(match[1]) == 0:
-            raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed are numbers such as 262144 or 256K,512K,1M.")
-        counts.append(int(match[1]) * 1024 ** " kmg".index(match[2] or " "))
+        count = int(match[1]) * 1024 ** " kmg".index(match[2] or " ") if match is not None else 0
+        if not 1 <= count <= MAX_CACHE_TOKENS:
+            raise argparse.ArgumentTypeError(
+                f"is {shown(text)}; allowed are numbers such as 262144 or 256K,512K,1M, up to 1G."
+            )
+        counts.append(count)
     return counts
 
 

@@ -13,6 +13,7 @@ POLICIES = ("window", "fcfs", "lpm", "dfs-weight", "shortest", "priority", "thro
 EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 CACHE_SHARING = ("key", "all")
+LOG_FORMATS = ("text", "json")
 MAX_SPECULATIVE_TOKENS = 64
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -95,6 +96,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # path of a Jinja file, or the template itself; None: the model's own
     generation_config: str = "auto"  # whose sampling defaults: the checkpoint's ("auto"), ours ("vllm"), or a folder's
     max_body_bytes: int = 32 * 2**20
+    log_format: str = "text"  # one of LOG_FORMATS; of all processes
 
     @property
     def has_keys(self) -> bool:
@@ -123,7 +125,7 @@ class EngineFlags(TypedDict, total=False):
     eviction_policy: str
     host_cache_memory: int | None
     disk_cache_dir: str | None
-    disk_cache_size: int
+    disk_cache_size: int | None
     tenant_cache_share: float
     max_pinned_share: float
     scheduling_policy: str
@@ -155,7 +157,10 @@ def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -
             raise ConfigError(f"There is no setting {flag!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         _check(flag, value)
         part, field = _PLACES[flag]
-        parts[part][field] = value
+        if not (flag == "disk_cache_size" and value is None):  # as if left out
+            parts[part][field] = value
+    if flags.get("disk_cache_size") is not None and flags.get("disk_cache_dir") is None:
+        raise ConfigError("--disk-cache-size is given, but no folder to keep files in; add --disk-cache-dir FOLDER.")
     return EngineConfig(
         model=ModelSource(**parts[ModelSource]),
         cache=CacheConfig(**parts[CacheConfig]),
@@ -206,6 +211,7 @@ _MAY_BE_NONE = (
     "threads",
     "host_cache_memory",
     "disk_cache_dir",
+    "disk_cache_size",
     "target_token_seconds",
 )
 

@@ -129,7 +129,8 @@ class LLM:
     def close(self) -> None:
         """Free the model and the cache. Idempotent."""
         self._closed = True
-        self.engine.close()
+        with self._lock:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self

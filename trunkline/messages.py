@@ -20,6 +20,7 @@ class Startup(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     socket: str  # the address to listen at, "ipc://…"
+    log_format: str = "text"  # one of config.LOG_FORMATS
 
 
 class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     )
     pin_seconds: float = 0.0  # keep the prompt's whole pages for so long, as far as the tenant's share allows
     pin_tokens: int | None = None  # and of the prompt only so many first tokens; None: all
+    arrival: float | None = None  # seconds on CLOCK_MONOTONIC, which one machine's processes share; None: as it is read
 
 
 class Abort(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

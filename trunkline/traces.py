@@ -121,23 +121,27 @@ def _rows(name: str, lines: Iterable[bytes]) -> list[TraceRow]:
 
 def _row(line: _Line, number: Callable[[int], int]) -> TraceRow:
     """Raises ValueError, in words, for a line whose parts contradict each other."""
+    ids: Iterable[int]
     if line.hash_ids is not None:
-        block_size, ids = HASH_BLOCK, line.hash_ids
+        block_size, ids, num_ids = HASH_BLOCK, line.hash_ids, len(line.hash_ids)
     elif line.runs is not None:
-        block_size, ids = RUN_BLOCK, [first + i for first, count in line.runs for i in range(count)]
+        ids = (first + i for first, count in line.runs for i in range(count))  # a line may claim any number of them
+        block_size, num_ids = RUN_BLOCK, sum(max(0, count) for _, count in line.runs)
     else:
         raise ValueError("it has neither hash_ids nor runs")
     if line.timestamp < 0 or line.input_length < 0 or line.output_length < 0:
         raise ValueError("timestamp and lengths must not be negative")
+    if max(line.input_length, line.output_length) > FIRST_OUTPUT_TOKEN:
+        raise ValueError(f"lengths must not be above {FIRST_OUTPUT_TOKEN}")
     needed = -(-line.input_length // block_size)
-    if len(ids) != needed:
+    if num_ids != needed:
         raise ValueError(
-            f"{line.input_length} tokens are {needed} blocks of {block_size} tokens, but there are {len(ids)} ids"
+            f"{line.input_length} tokens are {needed} blocks of {block_size} tokens, but there are {num_ids} ids"
         )
     return TraceRow(
         arrival=line.timestamp / 1000,
         num_prompt=line.input_length,
         num_output=max(1, line.output_length),
-        blocks=np.fromiter(map(number, ids), np.int32, len(ids)),
+        blocks=np.fromiter(map(number, ids), np.int32, num_ids),
         block_size=block_size,
     )

@@ -229,7 +229,9 @@ def test_unknown_model(http: httpx.Client) -> None:
 def test_unknown_path_and_method_have_the_envelope(http: httpx.Client) -> None:
     assert check_refused(http.get("/v1/nothing"), None, 404)["code"] == "unknown_url"
     response = http.get("/v1/chat/completions")
-    assert check_refused(response, None, 405)["code"] == "method_not_supported"
+    refused = check_refused(response, None, 405)
+    assert refused["code"] == "method_not_supported"
+    assert refused["message"] == "Not allowed: GET /v1/chat/completions. Use POST."
     assert response.headers["allow"] == "POST"
 
 

@@ -84,5 +84,13 @@ def test_bad_marks_are_named(mark: Any, place: str) -> None:
 
 @pytest.mark.parametrize("ttl", [MAX_TTL + 1, 1.5, True, "", None])
 def test_bad_ttl(ttl: Any) -> None:
-    with pytest.raises(InvalidParameter, match="ttl"):
+    with pytest.raises(InvalidParameter) as refused:
         chat({"cache_control": {**MARK, "ttl": ttl}})
+    assert str(refused.value) == (
+        f"'messages[0].cache_control.ttl' is {ttl!r}; allowed is '5m', '1h' or seconds from 1 to 86400."
+    )
+    with pytest.raises(InvalidParameter) as refused:
+        chat({"content": [part(cache_control={**MARK, "ttl": ttl})]}).pin()
+    assert str(refused.value).endswith(
+        "; allowed is {'type': 'ephemeral', 'ttl': …}, where ttl is '5m', '1h' or seconds from 1 to 86400."
+    )

@@ -5,7 +5,6 @@ The server's cache is small. Each test starts with it empty, and has words of it
 
 import itertools
 import json
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +185,7 @@ def test_difference_in_a_system_prompt(a: Client) -> None:
         "sent": "4th of May",
         "place": "character 27 of messages[0] (system)",
         "message": 0,
+        "document": None,
         "role": "system",
         "character": 27,
     }
@@ -249,15 +249,49 @@ def test_openai_client_reads_a_stream_with_a_report(shop: Server, root: Client) 
 
 def test_the_log_has_the_reason_and_no_text(shop: Server, a: Client) -> None:
     answer = a.chat(chat(user=SECRET))
-    line = shop.wait_for(rf'INFO \S+ \[api\] (\{{"event":"request","id":"{answer["id"]}".*\}})').group(1)
-    logged = json.loads(line)
-    assert logged["prompt_tokens"] == answer["usage"]["prompt_tokens"]
-    assert (logged["cached_tokens"], logged["completion_tokens"], logged["error"]) == (0, 2, None)
-    assert (logged["cache_reasons"], logged["finish_reasons"]) == ({"unseen": 1}, {"length": 1})
-    assert 0 < logged["ttft_seconds"] <= logged["seconds"]
-    assert re.fullmatch("[0-9a-f]{8}", logged["tenant"])
+    line = shop.wait_for(rf"INFO \S+ \[api\] request (id={answer['id']} .*)\n").group(1)
+    logged = dict(pair.split("=") for pair in line.split())
+    assert int(logged["prompt"]) == answer["usage"]["prompt_tokens"]
+    assert (logged["cached"], logged["completion"], logged["reason"], logged["finish"]) == (
+        *("0", "2", "unseen", "length"),
+    )
+    assert 0 < float(logged["ttft"]) <= float(logged["seconds"])
+    (own,) = a.get("/tenants")["data"]
+    assert logged["tenant"] == own["tenant"][:8]
     for words in (SECRET, "short", "key-a", "key-b", "root"):
         assert words not in shop.output.split("Ready: ")[1]
+
+
+def test_prompt_shared_by_choices_is_counted_once(shop: Server, a: Client) -> None:
+    name = 'trunkline:prompt_tokens_total{model_name="tiny"}'
+    before = metrics(shop.url)[name]
+    answer = a.chat(n=4)
+    assert metrics(shop.url)[name] - before == answer["usage"]["prompt_tokens"]
+
+
+def test_difference_in_a_document(a: Client) -> None:
+    documents = [text("We are closed on Sundays."), {"title": "Hours", "text": "Open from 9 to 5."}]
+    a.chat(documents=documents)
+    documents[1] = {"title": "Hours", "text": "Open from 8 to 5."}
+    explained = a.explain(documents=documents)
+    num, token = explained["prompt_tokens"], explained["difference"]["token"]
+    assert explained["difference"] == {
+        "token": token,
+        "cached": "9 to 5.\n<",
+        "sent": "8 to 5.\n<",
+        "place": "character 10 of documents[1]",
+        "message": None,
+        "document": 1,
+        "role": None,
+        "character": 10,
+    }
+    assert explained["sentence"] == (
+        f"{token // PAGE * PAGE} of the {num} prompt tokens are cached. The nearest cached prompt is the same for {token} tokens;"
+        " then, at character 10 of documents[1], it has '9 to 5.\\n<' where this one has '8 to 5.\\n<'."
+    )
+    documents[1] = {"title": "House", "text": "Open from 8 to 5."}
+    assert "at character 3 of the title of documents[1], it has 'rs" in a.explain(documents=documents)["sentence"]
+    assert "at character 0 of documents[0], it has" in a.explain(documents=["Other", *documents[1:]])["sentence"]
 
 
 def test_misses_are_counted_by_reason(shop: Server, a: Client) -> None:
@@ -292,7 +326,7 @@ def test_tree(a: Client, root: Client) -> None:
     a.chat(chat(user="Where is your shop? ☃"))
     a.chat(cache_salt="s")
     tree = a.get("/cache/tree")
-    assert [found["salt"] for found in tree["namespaces"]] == ["", "s"]
+    assert [found["cache_salt"] for found in tree["namespaces"]] == ["", "s"]
     (top,) = tree["namespaces"][0]["children"]
     assert top["text"].startswith(f"<|im_start|>system\n{Words.number} Be short. Today is the 3rd")
     assert (top["references"], top["pinned"], top["tier"]) == (0, False, "device")
@@ -371,12 +405,15 @@ def test_queue_says_who_waits_and_why(tiny: Path) -> None:
 def test_warm_then_hit_then_unpin(a: Client, b: Client) -> None:
     system = {"messages": chat()["messages"][:1]}
     warmed = a.post("/cache/warm", {**system, "ttl": 60})
-    assert warmed["ttl"] == 60
+    assert warmed["expires_in_seconds"] == 60
     assert warmed["pinned_tokens"] == warmed["prompt_tokens"] // PAGE * PAGE > 0
     assert cached(a.chat()) == warmed["pinned_tokens"]
     (pin,) = a.get("/cache/pins")["data"]
-    assert (pin["id"], pin["num_tokens"]) == (warmed["id"], warmed["pinned_tokens"])
+    assert (pin["id"], pin["pinned_tokens"]) == (warmed["id"], warmed["pinned_tokens"])
     assert 0 < pin["expires_in_seconds"] <= 60
+    assert pin["expires_at"] == pytest.approx(warmed["expires_at"], abs=5)
+    assert pin["text"].startswith(f"<|im_start|>system\n{Words.number} Be short.")
+    assert pin["text"].endswith(pin["ends_with"])
     assert b.get("/cache/pins")["data"] == []
     assert b.http.delete(f"/v1/cache/pins/{pin['id']}").status_code == 404
     a.delete("/cache")
@@ -388,7 +425,7 @@ def test_warm_then_hit_then_unpin(a: Client, b: Client) -> None:
 
 def test_warm_of_a_completion_by_name(a: Client) -> None:
     warmed = a.post("/cache/warm", {"prompt": text("one " * 12), "ttl": "1h"})
-    assert (warmed["prompt_tokens"], warmed["pinned_tokens"], warmed["ttl"]) == (40, 32, 3600)
+    assert (warmed["prompt_tokens"], warmed["pinned_tokens"], warmed["expires_in_seconds"]) == (40, 32, 3600)
 
 
 def test_warm_refuses_what_cannot_be_kept(a: Client) -> None:
@@ -412,7 +449,7 @@ def test_cache_control_on_a_message(a: Client) -> None:
     answer = a.chat({"messages": [marked, chat()["messages"][1]]})
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0, "pinned_tokens": 32}
     (pin,) = a.get("/cache/pins")["data"]
-    assert pin["num_tokens"] == 32, "the system message, not the question"
+    assert pin["pinned_tokens"] == 32, "the system message, not the question"
     assert 3500 < pin["expires_in_seconds"] <= 3600
     assert "pinned_tokens" not in a.chat()["usage"]["prompt_tokens_details"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trunkline.api.cache_report import Difference, Eviction, ago, explain, ids_of, readable
-from trunkline.api.prompt_map import ReadPrompt, Span
+from trunkline.api.prompt_map import ReadPrompt, Source, Span
 from trunkline.messages import CacheReport
 from trunkline.models.tokenizer import Tokenizer
 
@@ -19,7 +19,7 @@ def tokens(tokenizer: Tokenizer, text: str) -> bytes:
 
 def make_prompt(tokenizer: Tokenizer, text: str = TEXT, *, is_chat: bool = True) -> ReadPrompt:
     spans = [
-        Span(start, start + len(words), index, role, 0)
+        Span(start, start + len(words), Source(f"messages[{index}]", message=index, role=role), 0)
         for index, (role, words) in enumerate((("system", "Today is the 3rd of May."), ("user", "hello")))
         if (start := text.find(words)) >= 0
     ]
@@ -202,9 +202,9 @@ def test_long_differences_are_cut_in_the_sentence_only(tokenizer: Tokenizer) -> 
 
 
 def test_eviction_is_told_in_numbers_too(tokenizer: Tokenizer) -> None:
-    report = CacheReport(prompt_tokens=32, cached_tokens=0, reason="evicted", seconds_ago=12.34567, cause="growth")
+    report = CacheReport(prompt_tokens=32, cached_tokens=0, reason="evicted", seconds_ago=12.34567899, cause="growth")
     explained = explain(report, make_prompt(tokenizer), page_size=16)
-    assert explained.eviction == Eviction(seconds_ago=12.346, cause="growth")
+    assert explained.eviction == Eviction(seconds_ago=12.345679, cause="growth")
     assert explained.difference is None
 
 

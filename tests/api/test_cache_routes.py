@@ -3,6 +3,8 @@
 What they answer of a real engine is in test_cache_live.py.
 """
 
+import time
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.api.test_app import connect
 from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE
+from trunkline.api.cache_answers import rounded
 from trunkline.api.cache_routes import ROUTES
 from trunkline.api.service import Service
 from trunkline.api.template import ChatTemplate
@@ -48,6 +51,7 @@ class NotingEngine:
             "flush": FLUSHED,
             "pins": [],
             "unpin": True,
+            "tenants": {},
             "queue": {"waiting": [], "running": []},
             "tree": {"namespaces": [], "top": [], "reuse_curve": []},
         }
@@ -248,7 +252,6 @@ async def test_explain_asks_about_the_prompt_that_would_be_sent(
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "prompt"),
         ({"prompt": ["one", "two"]}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [VOCAB_SIZE]}, "prompt"),
@@ -271,6 +274,74 @@ async def test_bad_bodies(http: httpx.AsyncClient, engine: NotingEngine, path: s
     assert not engine.asked
 
 
+@pytest.mark.parametrize("path", ["/v1/cache/explain", "/v1/cache/plan", "/v1/cache/warm"])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "'messages' and 'prompt' are both missing; one of them is required."),
+        ({**PROMPT, "messages": []}, "'messages' and 'prompt' are both given; send one of them."),
+    ],
+)
+async def test_a_chat_or_a_completion(http: httpx.AsyncClient, path: str, body: Any, message: str) -> None:
+    response = await http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+
+
+async def test_unknown_tenant_is_404_for_an_admin(keyed: httpx.AsyncClient, engine: NotingEngine) -> None:
+    for name, status in (("root", 404), ("a", 403)):
+        for response in (
+            await keyed.get("/v1/cache/tree", headers=key(name), params={"tenant": "acme"}),
+            await keyed.post("/v1/cache/flush", headers=key(name), json={"tenant": "acme"}),
+        ):
+            assert response.status_code == status
+    assert not engine.asked
+
+
+async def test_tenants(keyed: httpx.AsyncClient, engine: NotingEngine) -> None:
+    async def listed(name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await keyed.get("/v1/tenants", headers=key(name))).json()["data"]
+        return found
+
+    (own,) = await listed("b")
+    assert (own["keys"], own["is_own"], own["cached_tokens"]) == (["--api-key 2"], True, 0)
+    engine.replies["tenants"] = {own["tenant"]: {"cached_tokens": 32, "requests": 1}}
+    first, second, admin = await listed("root")
+    assert second == {**own, "is_own": False, "cached_tokens": 32, "requests": 1}
+    assert [first["keys"], admin["keys"], admin["is_own"]] == [["--api-key 1"], ["--admin-api-key"], True]
+    await keyed.get("/v1/cache/tree", headers=key("root"), params={"tenant": own["tenant"][:8]})
+    assert engine.asked[-1][1]["tenant"] == own["tenant"], "as the log names it"
+
+
+async def test_pins_say_what_is_pinned(
+    http: httpx.AsyncClient, engine: NotingEngine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokens(text: str) -> bytes:
+        return array("i", tokenizer.encode(text)).tobytes()
+
+    monkeypatch.setattr(time, "time", lambda: 1777896000.0)
+    pin = {"id": 1, "tenant": "", "salt": "s", "num_tokens": 6, "expires_in_seconds": 1 / 3}
+    engine.replies["pins"] = [
+        {**pin, "tokens": tokens("abcdef"), "ends_with": tokens("abcdef")},
+        {**pin, "num_tokens": 99, "tokens": tokens("You are"), "ends_with": tokens("kind.")},
+    ]
+    whole, cut = (await http.get("/v1/cache/pins")).json()["data"]
+    assert whole == {
+        "id": 1,
+        "tenant": "",
+        "cache_salt": "s",
+        "text": "abcdef",
+        "ends_with": "abcdef",
+        "pinned_tokens": 6,
+        "expires_in_seconds": 0.333333,
+        "expires_at": 1777896000.333333,
+    }
+    assert (cut["text"], cut["ends_with"]) == ("You are…", "…kind.")
+
+
+def test_floats_are_rounded() -> None:
+    assert rounded({"a": [0.12345678, 2, None, "x"], "b": b"1"}) == {"a": [0.123457, 2, None, "x"], "b": b"1"}
+
+
 async def test_unknown_model_is_404(http: httpx.AsyncClient) -> None:
     assert (await http.post("/v1/cache/plan", json={**PROMPT, "model": "other"})).status_code == 404
 
@@ -279,7 +350,9 @@ async def test_unknown_model_is_404(http: httpx.AsyncClient) -> None:
 async def test_ttl_of_warm(http: httpx.AsyncClient, ttl: Any) -> None:
     response = await http.post("/v1/cache/warm", json={**PROMPT, "ttl": ttl})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "ttl"
+    assert response.json()["error"]["message"] == (
+        f"'ttl' is {ttl!r}; allowed is '5m', '1h' or seconds from 1 to 86400."
+    )
 
 
 async def test_explanation_of_prompt_logprobs_asks_nobody(http: httpx.AsyncClient, engine: NotingEngine) -> None:

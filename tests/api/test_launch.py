@@ -1,5 +1,6 @@
 """The life of a `trunkline serve` process: start, stop, and every way of not starting."""
 
+import json
 import os
 import select
 import signal
@@ -66,6 +67,26 @@ def test_from_start_to_stop(tiny: Path, scratch: Path, number: signal.Signals) -
         assert list(scratch.iterdir()) == []
         assert "Traceback" not in server.output
         assert server.output.endswith("\nStopped.\n") and server.output.count("Stopped.") == 1
+
+
+@pytest.mark.slow
+def test_json_log_is_json_from_the_first_line_to_the_last(tiny: Path) -> None:
+    flags = ["--log-format", "json", "--kv-cache-memory", "16MiB", "--verbose"]
+    with Server(tiny, *flags) as server:
+        server.wait_ready()
+        body = {"prompt": "xyzzy plugh", "max_tokens": 2, "ignore_eos": True}
+        answer = httpx.post(server.url + "/v1/completions", json=body, timeout=PATIENCE).json()
+        server.process.terminate()
+        assert server.wait_exit() == 0
+    assert "xyzzy" not in server.output
+    lines = [json.loads(line) for line in server.output.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert {"trunkline.api", "uvicorn.access"} <= {line["logger"] for line in lines}
+    (request,) = [line for line in lines if line["message"] == "request"]
+    assert request["id"] == answer["id"]
+    assert request["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert (request["cache_reasons"], request["finish_reasons"]) == ({"short": 1}, {"length": 1})
+    assert lines[-1]["message"] == "Stopped."
 
 
 @pytest.mark.slow

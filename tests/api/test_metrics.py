@@ -1,12 +1,14 @@
 """/metrics: the names that dashboards know, and counters that count."""
 
 import re
+import time
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.api.serving import MODEL, Server, metrics, wait_idle
-from trunkline.api.metrics import Metrics
+from trunkline.api.metrics import Metrics, RequestObserver
 
 NAMES = {
     "num_requests_running": "gauge",
@@ -74,7 +76,7 @@ def test_a_request_is_counted(http: httpx.Client, server: Server) -> None:
         < grown('request_prefill_time_seconds_sum{model_name="tiny"}')
         < grown('time_to_first_token_seconds_sum{model_name="tiny"}')
     )
-    assert 0 < grown('inter_token_latency_seconds_count{model_name="tiny"}') <= 8
+    assert grown('inter_token_latency_seconds_count{model_name="tiny"}') == 8, "of drafts that came together, too"
     assert grown('request_success_total{finished_reason="length"}') == 1
 
 
@@ -125,6 +127,19 @@ def test_numbers_with_and_without_labels() -> None:
 
 def test_what_the_engine_does_not_tell_is_left_out() -> None:
     assert not [name for name in rendered() if name.startswith(("prefix_cache", "kv_cache_pinned"))]
+
+
+def test_tokens_that_come_together_share_the_time_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, 1.0, 1.4))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    made = Metrics("m")
+    observer = RequestObserver(made)
+    observer.tokens(0, 1)
+    observer.tokens(0, 4)
+    page = made.render(None).decode()
+    assert 'inter_token_latency_seconds_bucket{le="0.05",model_name="m"} 0.0' in page
+    assert 'inter_token_latency_seconds_bucket{le="0.1",model_name="m"} 4.0' in page
+    assert 'time_to_first_token_seconds_sum{model_name="m"} 1.0' in page
 
 
 def test_labels_are_bounded() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.tiny import CHAT_TEMPLATE
+from trunkline.api.documents import lay_out
 from trunkline.api.prompt import render
-from trunkline.api.prompt_map import ReadPrompt, message_spans
+from trunkline.api.prompt_map import Place, ReadPrompt, Source, source_spans
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.template import ChatTemplate
 from trunkline.models.tokenizer import Tokenizer
@@ -35,7 +36,7 @@ def read(tokenizer: Tokenizer, template: str, *contents: Any, roles: str = "sua"
     chat = ChatRequest.parse({"messages": messages})
     compiled = ChatTemplate(template, special_tokens={})
     text = render(compiled, chat)
-    spans = partial(message_spans, chat, text, partial(render, compiled))
+    spans = partial(source_spans, chat, text, partial(render, compiled))
     return ReadPrompt(tokenizer.encode(text, add_special_tokens=False), tokenizer, text=text, spans=spans)
 
 
@@ -45,7 +46,8 @@ def by_message(prompt: ReadPrompt) -> dict[int | None, str]:
     for position, token_id in enumerate(prompt.token_ids):
         place = prompt.place(position)
         assert place is not None
-        found[place.message] = found.get(place.message, b"") + prompt.tokenizer.token_bytes(token_id)
+        message = place.source.message if place.source else None
+        found[message] = found.get(message, b"") + prompt.tokenizer.token_bytes(token_id)
     return {message: data.decode() for message, data in found.items()}
 
 
@@ -67,7 +69,7 @@ def test_characters_are_those_of_the_message(tokenizer: Tokenizer) -> None:
     for position, token_id in enumerate(prompt.token_ids):
         place = prompt.place(position)
         assert place is not None
-        if place.message == 0:
+        if place.source is not None:
             try:
                 text = tokenizer.token_bytes(token_id).decode()
             except UnicodeDecodeError:  # one byte of several
@@ -154,4 +156,73 @@ def test_ten_thousand_messages(tokenizer: Tokenizer) -> None:
     prompt = read(tokenizer, STRIPPING, *contents, roles="ua")
     last = prompt.place(len(prompt.token_ids) - 4)
     assert last is not None
-    assert last.message == 9999
+    assert last.source == Source("messages[9999]", message=9999, role="assistant")
+
+
+DOCUMENTS: list[Any] = [
+    {"title": "Opening hours", "text": " from nine to five "},
+    "closed on Sundays",
+    {"text": "the third", "author": "unknown"},
+]
+KNOWS_DOCUMENTS = (
+    "{% for d in documents %}<{{ d.title }}|{{ d.text }}>{% endfor %}"
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+)
+NO_SYSTEM = "{% for m in messages if m.role != 'system' %}[{{ m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, KNOWS_DOCUMENTS, NO_SYSTEM, ONE_SYSTEM])
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_documents_are_told_by_the_indices_they_were_sent_with(
+    tokenizer: Tokenizer, template: str, order: list[int]
+) -> None:
+    chat = ChatRequest.parse({"messages": [{"role": "user", "content": "When?"}], "documents": DOCUMENTS})
+    compiled = ChatTemplate(template, special_tokens={})
+    layout = lay_out(partial(render, compiled), chat, template_knows_documents="documents" in template)
+    text = layout.text(order)
+    spans = partial(source_spans, chat, text, partial(layout.text, order))
+    prompt = ReadPrompt(tokenizer.encode(text, add_special_tokens=False), tokenizer, text=text, spans=spans)
+    found: dict[str, bytes] = {}
+    for position, token_id in enumerate(prompt.token_ids):
+        place = prompt.place(position)
+        assert place is not None
+        if place.source is not None:
+            found[place.source.name] = found.get(place.source.name, b"") + tokenizer.token_bytes(token_id)
+    assert {name: data.decode() for name, data in found.items()} == {
+        "documents[0]": "from nine to five",
+        "the title of documents[0]": "Opening hours",
+        "documents[1]": "closed on Sundays",
+        "documents[2]": "the third",
+        "messages[0]": "When?",
+    }
+    nine = text.index("nine")
+    at = next(
+        i
+        for i in range(len(prompt.token_ids))
+        if len(tokenizer.decode(prompt.token_ids[:i], skip_special_tokens=False)) == nine
+    )
+    assert prompt.place(at) == Place(Source("documents[0]", document=0), 6, "character 6 of documents[0]"), (
+        "the blank at its beginning counts"
+    )
+
+
+def test_places_between_documents(tokenizer: Tokenizer) -> None:
+    chat = ChatRequest.parse({"messages": [{"role": "user", "content": "When?"}], "documents": ["a", "b"]})
+    compiled = ChatTemplate(CHAT_TEMPLATE, special_tokens={})
+    layout = lay_out(partial(render, compiled), chat, template_knows_documents=False)
+    text = layout.text([1, 0])
+    spans = partial(source_spans, chat, text, partial(layout.text, [1, 0]))
+    prompt = ReadPrompt(tokenizer.encode(text, add_special_tokens=False), tokenizer, text=text, spans=spans)
+    words = dict.fromkeys(place.words for i in range(len(prompt.token_ids)) if (place := prompt.place(i)))
+    assert list(words) == [
+        "the template's own text before documents[1]",
+        "character 0 of documents[1]",
+        "the template's own text between documents[1] and documents[0]",
+        "character 0 of documents[0]",
+        "the template's own text between documents[0] and messages[0]",
+        *(f"character {i} of messages[0] (user)" for i in (0, 1, 3, 4)),
+        "the template's own text after messages[0]",
+    ]
+    assert prompt.num_tokens_until(0) == len(
+        tokenizer.encode(text[: text.index("When?") + 5], add_special_tokens=False)
+    )

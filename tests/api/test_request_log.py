@@ -1,7 +1,7 @@
 """The line of a request: one, whatever became of it, and never a word of its text."""
 
-import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from trunkline.api.generation import FromRequest, Generation, OutputProcessor
 from trunkline.api.metrics import Metrics
 from trunkline.api.request_log import LoggedRequest
 from trunkline.errors import EngineDead, TrunklineError
+from trunkline.logs import JsonFormatter, TextFormatter
 from trunkline.messages import CacheReport, Failed, Finished, Tokens
 from trunkline.models.tokenizer import Tokenizer
 from trunkline.sampling import SamplingParams
@@ -66,11 +67,20 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def line(log: pytest.LogCaptureFixture) -> dict[str, Any]:
     (record,) = log.records
-    text = record.getMessage()
-    assert "secret" not in text
-    assert TENANT not in text
-    read: dict[str, Any] = json.loads(text)
-    return read
+    for formatter in (TextFormatter("api"), JsonFormatter()):
+        text = formatter.format(record)
+        assert "secret" not in text
+        assert TENANT not in text
+    assert record.getMessage() == "request"
+    read: dict[str, Any] = record.__dict__["facts"]
+    return dict(read)
+
+
+def short(log: pytest.LogCaptureFixture) -> str:
+    """What people see, without the times."""
+    (record,) = log.records
+    text = TextFormatter("api").format(record)
+    return re.sub(r"(INFO) \S+|(ttft|seconds)=[\d.e-]+", r"\1\2", text)
 
 
 async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
@@ -82,7 +92,6 @@ async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> 
     logged = line(log)
     assert 0 <= logged.pop("ttft_seconds") <= logged.pop("seconds")
     assert logged == {
-        "event": "request",
         "id": "cmpl-1",
         "request_id": "req_1",
         "tenant": "01234567",
@@ -94,6 +103,10 @@ async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> 
         "finish_reasons": {"length": 1},
         "error": None,
     }
+    assert short(log) == (
+        "INFO [api] request id=cmpl-1 tenant=01234567 prompt=20 cached=16 tiers=device:16 reason=differs completion=12"
+        " finish=length ttft seconds"
+    )
 
 
 async def test_several_prompts_are_one_line(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
@@ -110,6 +123,7 @@ async def test_several_prompts_are_one_line(tokenizer: Tokenizer, log: pytest.Lo
     assert logged["cache_reasons"] == {"differs": 1, "unseen": 1}
     assert (logged["cached_tokens"], logged["cached_by_tier"]) == (32, {"device": 32})
     assert logged["finish_reasons"] == {"length": 2}
+    assert "tiers=device:32 reason=differs:1,unseen:1 completion=24 finish=length:2 " in short(log)
 
 
 async def test_client_that_left(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
@@ -145,6 +159,7 @@ async def test_failure(
     generation.close()
     logged = line(log)
     assert (logged["error"], logged["ttft_seconds"], logged["completion_tokens"]) == (code, None, 0)
+    assert f" completion=0 finish=abort error={code} seconds" in short(log)
 
 
 async def test_end_by_a_shutdown(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from trunkline.api.tenants import SECRET_BYTES, Caller, Forbidden, Keys, installation_secret, secret_file, tenant_of
+from trunkline.api.tenants import (
+    SECRET_BYTES,
+    Caller,
+    Forbidden,
+    Keys,
+    TenantNotFound,
+    installation_secret,
+    secret_file,
+    tenant_of,
+)
 from trunkline.config import ApiConfig
 
 SECRET = bytes(range(SECRET_BYTES))
@@ -62,13 +71,34 @@ def test_admin_key_alone_is_the_only_key() -> None:
 
 
 def test_reach() -> None:
-    assert Caller("t", is_admin=True).reach(None) is None
-    assert Caller("t", is_admin=True).reach("other") == "other"
-    assert Caller("t", is_admin=False).reach(None) == "t"
-    assert Caller("t", is_admin=False).reach("t") == "t"
-    with pytest.raises(Forbidden, match="this key may see its own only") as refused:
-        Caller("t", is_admin=False).reach("other")
-    assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
+    mine, other, near = "0123456789abcdef", "fedcba9876543210", "fedcba98ffffffff"
+    tenants = [mine, other, near]
+    admin, user = Caller(mine, is_admin=True), Caller(mine, is_admin=False)
+    assert admin.reach(None, tenants) is None
+    assert user.reach(None, tenants) == mine
+    for caller in (admin, user):
+        assert caller.reach(mine, tenants) == caller.reach(mine[:8], tenants) == mine
+    assert admin.reach(other, tenants) == admin.reach(other[:9], tenants) == other
+    for foreign in (other, other[:9], "", mine[:7], mine + "0"):
+        with pytest.raises(Forbidden, match="this key may see its own only") as refused:
+            user.reach(foreign, tenants)
+        assert (refused.value.status, refused.value.code) == (403, "admin_key_required")
+    for unknown in ("", "acme", mine[:7], mine + "0", other[:8]):
+        with pytest.raises(TenantNotFound) as unfound:
+            admin.reach(unknown, tenants)
+        assert (unfound.value.status, unfound.value.param) == (404, "tenant")
+    assert str(unfound.value) == "There is no tenant 'fedcba98'. GET /v1/tenants lists those there are."
+
+
+def test_tenants_are_told_by_the_places_of_their_keys() -> None:
+    keys = make_keys("a", "b", admin="root")
+    assert list(keys.tenants.values()) == [["--api-key 1"], ["--api-key 2"], ["--admin-api-key"]]
+    caller = keys.caller("b")
+    assert caller is not None
+    assert keys.tenants[caller.tenant] == ["--api-key 2"]
+    shared = make_keys("a", "b", sharing="all")
+    assert shared.tenants == {"": ["--api-key 1", "--api-key 2"]}
+    assert make_keys().tenants == {"": []}
 
 
 def test_secret_is_made_once(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ class Life(RuleBasedStateMachine):
         assert request.match[1:] == (len(found), len(found) * self.page_size, request.namespace)
         assert self.cache.is_valid(request.match)
         matched = Prefix(request.namespace, tuple(tokens[: request.match.num_tokens]))
-        assert self.cache.prefix_hash(request.match) == self.hash(matched)
+        assert self.cache.tree.prefix_hash(request.match.node) == self.hash(matched)
         self.naive.touch(found)
 
     def admit(self, request: Request, num_new: int) -> None:

@@ -49,6 +49,34 @@ def evict(life: CacheMachine, num_pages: int) -> None:
 # ---- page size 1, but for one: a token is a page
 
 
+def to_look_up_is_to_use(life: CacheMachine) -> None:
+    life.begin(num_pages=8, page_size=1, policy="lru", tenant_share=1.0, pinned_share=0.5)
+    cached(life, 1, 1, 2, 2)
+    cached(life, 1, 1, 3, 3)
+    wait(life, 1, 1, 2, 2, 4)
+    life.audit()
+    evict(life, 3)
+
+
+def what_is_found_makes_no_room_for_what_is_missing(life: CacheMachine) -> None:
+    life.begin(num_pages=8, page_size=1, policy="lru", tenant_share=1.0, pinned_share=0.5)
+    cached(life, 1, 2, 3, 4)
+    request = wait(life, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    life.admit(request, life.missing(request))
+    life.audit()
+    assert request.lease is None
+
+
+def what_is_evicted_after_a_tail_that_was_cut_off(life: CacheMachine) -> None:
+    life.begin(num_pages=12, page_size=1, policy="lru", tenant_share=1.0, pinned_share=0.5)
+    cached(life, 1, 1, 2, 2, 8)
+    cached(life, 1, 1, 2, 2, 9)
+    evict(life, 2)
+    evict(life, 1)
+    cached(life, 1, 1, 2, 7)
+    evict(life, 1)
+
+
 def a_tail_is_cut_off_and_comes_back(life: CacheMachine) -> None:
     life.begin(num_pages=8, page_size=1, policy="lru", tenant_share=1.0, pinned_share=0.5)
     cached(life, 1, 1, 2, 2)
@@ -144,6 +172,9 @@ def slru_forgets_pages_that_were_cut_off(life: CacheMachine) -> None:
 
 
 SCENES: tuple[Scene, ...] = (
+    to_look_up_is_to_use,
+    what_is_found_makes_no_room_for_what_is_missing,
+    what_is_evicted_after_a_tail_that_was_cut_off,
     a_tail_is_cut_off_and_comes_back,
     a_twin_joins_what_was_cut_off_at_its_end,
     what_is_said_after_a_tail_that_was_cut_off,

@@ -1,6 +1,7 @@
 """The folder of the disk tier: what is made, what is deleted, and what is left alone."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,31 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(ConfigError, match="written to by others"):
         open_disk(tmp_path)
+
+
+@pytest.mark.parametrize(("mode", "refused"), [(0o770, True), (0o707, True), (0o1777, False), (0o755, False)])
+def test_so_is_one_in_which_others_could_exchange_ours(tmp_path: Path, mode: int, refused: bool) -> None:
+    """Unless it is sticky, as /tmp is; that one is the parent of other folders in any case."""
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    folder.chmod(mode)
+    if refused:
+        with pytest.raises(ConfigError, match=rf"its mode is {mode:o}\). Please run chmod go-w on it"):
+            open_disk(folder)
+        assert list(folder.iterdir()) == []
+    else:
+        open_disk(folder)
+    open_disk(folder / "mine")
+    assert stat.S_IMODE((folder / "mine").stat().st_mode) == 0o700
+
+
+def test_so_is_somebody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    us = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    if us:
+        with pytest.raises(ConfigError, match=rf"belongs to another user \(uid {us}\)"):
+            open_disk(tmp_path)
+    else:  # root's folder is as good as ours; what is in it, is not
+        with pytest.raises(ConfigError, match="written to by others"):
+            open_disk(tmp_path)

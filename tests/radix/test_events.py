@@ -83,7 +83,7 @@ def test_a_path_that_grows_by_commits_is_told_page_by_page() -> None:
         Stored(DEMO, names[16:], packed([5, 6])),
     ]
     cache.release(lease, after_step=-1)
-    assert cache.prefix_hash(cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5)) == names[16:]
+    assert cache.tree.prefix_hash(cache.match(DEMO, packed([1, 2, 3, 4, 0]), 5).node) == names[16:]
 
 
 def test_hashes_can_be_asked_for_without_events() -> None:
@@ -91,6 +91,6 @@ def test_hashes_can_be_asked_for_without_events() -> None:
     cached(cache, 1, 2, 3, 4)
     cached(cache, 1, 2, 5, 6)
     match = cache.match(DEMO, packed([1, 2, 5, 6, 0]), 5)
-    assert cache.prefix_hash(match) == chain(root_hash(DEMO), packed([1, 2, 5, 6]), 8)[-16:]
-    assert cache.prefix_hash(cache.match(space("other"), packed([1]), 1)) == root_hash(space("other"))
+    assert cache.tree.prefix_hash(match.node) == chain(root_hash(DEMO), packed([1, 2, 5, 6]), 8)[-16:]
+    assert cache.tree.prefix_hash(cache.match(space("other"), packed([1]), 1).node) == root_hash(space("other"))
     cache.check()

@@ -147,7 +147,7 @@ def test_equal_hashes_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = make_cache()
     cached(cache, 1, 2, 3, 4, namespace=NOBODY)
     match = look_up(cache, 1, 2, 3, 4, 0, namespace=NOBODY)
-    assert (match.num_tokens, cache.prefix_hash(match)) == (4, bytes(16))
+    assert (match.num_tokens, cache.tree.prefix_hash(match.node)) == (4, bytes(16))
     assert hit(cache, 5, 6, 7, 8, 0) == 0
     assert hit(cache, 1, 2, 7, 8, 0) == 2
     assert hit(cache, 1, 2, 3, 4, 0, namespace=space("other")) == 0

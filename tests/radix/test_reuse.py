@@ -105,7 +105,7 @@ def test_a_long_life_needs_no_more_memory() -> None:
 
 def test_the_curve_never_falls() -> None:
     reuse, _ = replay(random_prompts(200, stems=9, stem_pages=9, own_pages=9, seed=3), [], horizon=500)
-    rates = [point.hit_rate for point in reuse.curve([*range(1, 700)])]
+    rates = [reuse.hit_rate(num_pages) for num_pages in range(1, 700)]
     assert rates == sorted(rates)
     assert rates[-1] == reuse.hit_rate(10**9) <= 1
 

@@ -293,6 +293,24 @@ def test_a_flipped_bit_is_a_miss(tmp_path: Path, bit: int) -> None:
     device.tiers.check()
 
 
+def test_more_pages_wait_than_the_folder_may_hold(tmp_path: Path) -> None:
+    """They are written as segments that fit, and the last of them stay."""
+    device = Device(tmp_path, num_slots=64, max_bytes=20_000)
+    device.save(*range(64))
+    device.save(*range(100, 164))
+    tiers = device.tiers
+    assert tiers.disk is not None
+    assert tiers.errors["no_space"] == 0
+    assert tiers.disk.segment_pages < len(tiers.disk) <= 128
+    assert name(163) in tiers.disk and name(0) not in tiers.disk
+    assert sum(path.stat().st_size for path in segments(tmp_path)) <= 20_000
+
+    smallest = Device(tmp_path / "smallest", num_slots=64, max_bytes=5_000)
+    smallest.save(*range(64))
+    assert smallest.tiers.disk is not None
+    assert len(smallest.tiers.disk) == 1 and smallest.tiers.errors["no_space"] == 0
+
+
 def test_a_full_disk_is_counted_and_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = FaultyFiles()
     device = Device(tmp_path, files=files)

@@ -183,3 +183,30 @@ def test_wide_trees() -> None:
         keep(cache, token)
     (root,) = everything(cache, limit=10)["namespaces"]
     assert (len(root["children"]), root["left_out"]) == (10, 2990)
+
+
+@given(prompts, st.integers(0, 9))
+def test_a_larger_limit_shows_more_of_the_same(sent: list[list[int]], limit: int) -> None:
+    """So leaving out early what won't be shown leaves out nothing else."""
+    cache = make_cache()
+    for tokens in sent:
+        keep(cache, *tokens)
+
+    def nodes(entry: dict[str, Any]) -> set[tuple[bytes, ...]]:
+        below = {(child["tokens"], *path) for child in entry["children"] for path in nodes(child)}
+        return below | {()}
+
+    for root, more in zip(
+        everything(cache, limit=limit)["namespaces"], everything(cache, limit=limit + 1)["namespaces"], strict=True
+    ):
+        assert nodes(root) <= nodes(more)
+        assert len(nodes(more)) == min(limit + 1, cache.tree.num_nodes) + 1
+
+
+def test_many_namespaces() -> None:
+    cache = make_cache()
+    for number in range(50):
+        keep(cache, 1, 2, namespace=Namespace(tenant="acme", salt=str(number)), times=1 + (number == 30))
+    told = everything(cache, limit=3)["namespaces"]
+    assert [root["salt"] for root in told] == ["0", "1", "30"]
+    assert all(root["children"] for root in told)

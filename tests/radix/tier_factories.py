@@ -99,7 +99,7 @@ class ManualIO:
     def wait(self, futures: "list[Future[Any]]", seconds: float) -> None:
         self.run_all()
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> None:
         self.run_all()
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.scheduler.factories import Clock, Driver, generate, make_engine, run
 from trunkline.messages import Call, Reply
 from trunkline.scheduler.engine import Engine
+from trunkline.scheduler.pace import context_of
 
 PROMPT = list(range(1, 14))
 
@@ -44,7 +45,7 @@ def test_plan_of_a_cold_prompt_and_a_warm_one() -> None:
     warm = plan(engine, PROMPT)
     assert warm["cached_by_tier"] == {"device": 12} and warm["cached_tokens"] == 12 and warm["tokens_to_compute"] == 1
     assert warm["queue_seconds"] == 0
-    assert warm["expected_ttft_seconds"] == warm["prefill_seconds"] == engine.scheduler.pace.seconds(1, 0)
+    assert warm["expected_ttft_seconds"] == warm["prefill_seconds"] == engine.scheduler.pace.seconds(1, 0, context=12)
     assert plan(engine, [50] * 13)["prefill_seconds"] == pytest.approx(0.13, rel=0.1)
 
 
@@ -52,6 +53,26 @@ def test_plan_counts_the_steps_of_a_long_prompt() -> None:
     engine = make_engine(max_num_batched_tokens=16)
     learn(engine, base=1.0, per_token=0.01)
     assert plan(engine, [50] * 100)["prefill_seconds"] == pytest.approx(7 * 1.0 + 100 * 0.01, rel=0.1)
+
+
+def test_plan_knows_that_the_end_of_a_long_prompt_takes_longer() -> None:
+    """Of prompts in the queue as well, and of one whose beginning is cached."""
+    engine = make_engine(num_pages=400, max_num_seqs=1, max_num_batched_tokens=64, policy="fcfs")
+    run(engine, generate("r", [7] * 800, max_tokens=1))
+    for start, num in ((0, 8), (0, 16), (0, 64), (64, 64), (600, 64), (1000, 32)) * 30:
+        context = context_of(start, num)
+        engine.scheduler.pace.observe(num, 0, 0.5 + 0.01 * num + 0.0001 * context, context)
+
+    def seconds(start: int, end: int) -> float:
+        num_steps = -(-(end - start) // 64)
+        return 0.5 * num_steps + 0.01 * (end - start) + 0.0001 * context_of(start, end - start)
+
+    assert plan(engine, [50] * 100)["prefill_seconds"] == pytest.approx(seconds(0, 100), rel=0.05)
+    assert plan(engine, [50] * 800)["prefill_seconds"] == pytest.approx(seconds(0, 800), rel=0.05)
+    assert plan(engine, [*[7] * 800, *[8] * 64])["prefill_seconds"] == pytest.approx(seconds(800, 864), rel=0.05)
+    driver = Driver(engine)
+    driver.send(generate("a", [60] * 500, max_tokens=1), generate("b", [61] * 500, max_tokens=1))
+    assert plan(engine, PROMPT)["queue_seconds"] == pytest.approx(2 * seconds(0, 500), rel=0.05)
 
 
 def test_plan_counts_what_is_queued_before() -> None:

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from tests.scheduler.factories import EOS, Clock, Driver, generate, make_engine,
 from tests.stub import VOCAB_SIZE, StubWorker, continuation
 from trunkline.messages import Abort, Call, Failed, Generate, Reply, Tokens
 from trunkline.sampling import SamplingParams
+from trunkline.scheduler.engine import LONGEST_DELIVERY
 from trunkline.step import Plan, StepResult
 
 
@@ -264,7 +266,7 @@ def test_calls() -> None:
     assert reply == Reply(call_id=4, result={"ok": True})
     (reply,) = engine.handle(Call(call_id=5, method="nothing"))
     assert isinstance(reply, Reply) and reply.error == (
-        "There is no method 'nothing'; there are check, explain, flush, order_documents, pins, plan, queue, stats, tree, unpin."
+        "There is no method 'nothing'; there are check, explain, flush, order_documents, pins, plan, queue, stats, tenants, tree, unpin."
     )
     assert engine.stats()["pages"]["tree"] == 6
     (reply,) = engine.handle(Call(call_id=6, method="flush"))
@@ -314,6 +316,20 @@ def test_a_step_that_breaks_takes_only_its_own_requests_along(broken: dict[str, 
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_pages_of_a_first_step_that_never_began_are_free_at_once(depth: int) -> None:
+    engine = make_engine(depth=depth)
+    engine.worker = Breaking(MemoryError("no room"), at_submit=1, depth=depth)
+    driver = Driver(engine)
+    driver.send(generate("lost", range(1, 20)))
+    with pytest.raises(MemoryError):
+        driver.drain()
+    assert engine.stats()["pages"] == {"free": 64, "tree": 0, "lease": 0, "copy": 0}
+    all_pages = [7] * (64 * 4 - 1)
+    driver.send(generate("all", all_pages))
+    assert driver.drain(100)["all"].tokens == continuation(all_pages, 1)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 def test_a_wait_that_is_interrupted_can_be_taken_up_again(depth: int) -> None:
     engine = make_engine(depth=depth)
     engine.worker = Breaking(KeyboardInterrupt(), at_wait=3, depth=depth)
@@ -322,3 +338,31 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(depth: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         driver.drain()
     assert driver.drain()["r"].tokens == continuation(list(range(1, 10)), 8)
+
+
+# ---- when it arrived
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [(None, 1000.0), (999.5, 999.5), (1000.0, 1000.0), (1000.5, 1000.0), (-5.0, 1000.0 - LONGEST_DELIVERY)],
+)
+def test_a_request_waits_from_when_its_sender_got_it(said: float | None, believed: float) -> None:
+    clock = Clock()
+    clock.now = 1000.0
+    engine = make_engine(clock=clock)
+    driver = Driver(engine)
+    driver.send(msgspec.structs.replace(generate("r", [1, 2, 3]), arrival=said))
+    assert engine.scheduler.requests["r"].arrival == believed
+    clock.now = 1001.0
+    driver.step()
+    (first,) = driver.outcomes["r"].messages
+    assert isinstance(first, Tokens) and first.queue_seconds == 1001.0 - believed
+
+
+def test_equal_arrivals_are_served_in_the_order_of_their_messages() -> None:
+    for policy in ("window", "fcfs"):
+        engine = make_engine(max_num_seqs=1, policy=policy)
+        driver = Driver(engine)
+        driver.send(*(msgspec.structs.replace(generate(name, [3, 4]), arrival=-1.0) for name in "cab"))
+        assert list(driver.drain()) == ["c", "a", "b"]

@@ -94,3 +94,67 @@ def test_a_refused_request_leaves_no_trace() -> None:
     assert driver.engine.stats()["prompt_tokens_total"] == 1
     assert list(driver.engine.scheduler.requests) == ["first"]
     driver.drain()
+
+
+# ---- when to come back
+
+
+def retry_after(driver: Driver, tenant: str = "") -> float | None:
+    driver.send(generate("refused", [9], tenant=tenant))
+    failed = driver.outcomes.pop("refused").failed
+    assert failed is not None
+    return failed.retry_after
+
+
+def test_what_is_cached_of_those_who_wait_takes_no_time() -> None:
+    engine = make_engine(num_pages=200, max_num_seqs=1, max_waiting_requests=4)
+    driver = Driver(engine)
+    warm = [7] * 80
+    driver.send(generate("before", warm, max_tokens=1))
+    driver.drain()
+    engine.scheduler.pace.seconds_per_token = 0.5
+    driver.send(generate("running", [1], max_tokens=30))
+    driver.step()
+    driver.send(*(generate(f"r{i}", [*warm, 50 + i, 51]) for i in range(3)), generate("cold", [8] * 40))
+    assert retry_after(driver) == (3 * 2 + 40) * 0.5 / 2
+    driver.drain()
+
+
+def test_a_prefix_that_many_wait_for_counts_once() -> None:
+    engine = make_engine(num_pages=200, max_num_seqs=1, max_waiting_requests=4)
+    engine.scheduler.pace.seconds_per_token = 0.5
+    driver = Driver(engine)
+    shared = [7] * 40
+    driver.send(generate("running", [1], max_tokens=30))
+    driver.step()
+    driver.send(*(generate(f"r{i}", [*shared, 50 + i, 51]) for i in range(4)))
+    assert retry_after(driver) == (42 + 3 * 2) * 0.5 / 2
+    driver.drain()
+
+
+def test_a_prefix_that_is_being_read_does_not_count() -> None:
+    engine = make_engine(num_pages=200, max_num_seqs=1, max_waiting_requests=4, max_num_batched_tokens=16)
+    engine.scheduler.pace.seconds_per_token = 0.5
+    driver = Driver(engine)
+    shared = [7] * 40
+    driver.send(generate("running", shared, max_tokens=30))
+    driver.step()
+    driver.send(*(generate(f"r{i}", [*shared, 50 + i, 51, 52]) for i in range(4)))
+    assert retry_after(driver) == 4 * 3 * 0.5 / 2
+    while driver.engine.scheduler.running[0].num_output < 2:
+        driver.step()
+    driver.send(Abort(request_id="r3"), generate("other", [60] * 3))
+    assert retry_after(driver) == 4 * 3 * 0.5 / 2, "now it is cached"
+    driver.drain()
+
+
+def test_a_tenant_hears_of_its_own_part_of_the_queue() -> None:
+    engine = make_engine(num_pages=200, max_num_seqs=1, max_waiting_requests=8)
+    engine.scheduler.pace.seconds_per_token = 0.5
+    driver = Driver(engine)
+    driver.send(generate("running", [1], max_tokens=30))
+    driver.step()
+    driver.send(generate("other", [90] * 60, tenant="other"))
+    driver.send(*(generate(f"r{i}", [50 + i] * 4, tenant="flood") for i in range(6)))
+    assert retry_after(driver, "flood") == 24 * 0.5 / 2
+    driver.drain()

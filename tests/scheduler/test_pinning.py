@@ -1,5 +1,6 @@
 """Prompts that stay cached for a while: warming, pins, their caps and their ends. Pages have 4 tokens."""
 
+from array import array
 from typing import Any
 
 import msgspec
@@ -205,7 +206,16 @@ def test_pins_and_unpin() -> None:
     run(engine, warm("w", PROMPT, 60, tenant="acme", salt="s"), warm("v", PROMPT, 30, tenant="other"))
     clock.now = 10.0
     acme, other = call(engine, "pins", tenant=None)
-    assert acme == {"id": 1, "tenant": "acme", "salt": "s", "num_tokens": 12, "expires_in_seconds": 50.0}
+    tokens = array("i", PROMPT[:12]).tobytes()
+    assert acme == {
+        "id": 1,
+        "tenant": "acme",
+        "salt": "s",
+        "num_tokens": 12,
+        "tokens": tokens,
+        "ends_with": tokens,
+        "expires_in_seconds": 50.0,
+    }
     assert call(engine, "pins", tenant="other") == [other]
     assert call(engine, "unpin", tenant="other", pin_id=1) is False, "another tenant's"
     assert call(engine, "unpin", tenant="acme", pin_id=1) is True

@@ -1,7 +1,9 @@
 """The engine on a virtual clock: times worked out by hand, and the promises of the queue's order on recorded traffic."""
 
 import itertools
+import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from tests.data import data_file
 from tests.scheduler.test_cost_model import COST
 from trunkline.config import CacheConfig, SchedulerConfig
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, InvalidParameter
 from trunkline.scheduler import simulator
 from trunkline.scheduler.simulator import Arrival, Report, Simulator, Spread, simulate
 from trunkline.sweep import Scenario, speed_for_load, sweep
@@ -75,7 +77,36 @@ def test_a_prompt_that_never_fits_is_refused() -> None:
     report = run(arrival(0, 0, 41), arrival(0, 0, 8), cache_tokens=40)
     assert (report.total.refused, report.total.finished) == (1, 1)
     assert report.total.prompt_tokens == 8, "it has no part in the hit rate"
-    assert run(arrival(0, 0, 41), cache_tokens=40).ttft == Spread()
+    assert str(report).startswith(
+        "1 OF 2 REQUESTS WERE REFUSED, and are in no other figure. The first: This model's maximum"
+    )
+    nothing = run(arrival(0, 0, 41), cache_tokens=40)
+    assert nothing.ttft == Spread() and math.isnan(nothing.ttft.mean) and math.isnan(nothing.hit_rate)
+    assert str(nothing).startswith("1 OF 1 REQUESTS WERE REFUSED") and "time to first token" not in str(nothing)
+    fine = run(arrival(0, 0, 8), cache_tokens=40)
+    assert fine.total.why_refused is None and str(fine).startswith(
+        "1 requests served in 1.1 s, 0.0 % of their 8 prompt"
+    )
+
+
+def test_prompts_may_be_ids_or_their_bytes() -> None:
+    first, again = Arrival(seconds=0, prompt=range(8), num_output=1), arrival(2, 0, 12)
+    assert run(first, again).hit_rate == pytest.approx(8 / 20)
+
+
+@pytest.mark.parametrize("prompt", ["text", b"odd", b"", [], [1, "2"], [1.5], [-1], [2**30], None, [2**70]])
+def test_what_is_no_prompt_is_told(prompt: Any) -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"^'prompt' is .*; allowed is a sequence of token ids from 0 to 1073741823"
+    ):
+        run(Arrival(seconds=0, prompt=prompt, num_output=1))
+
+
+def test_requests_come_in_order_and_generate_something() -> None:
+    with pytest.raises(InvalidParameter, match=r"'seconds' is 1; allowed is 2 and more"):
+        run(arrival(2, 0, 8), arrival(1, 0, 8))
+    with pytest.raises(InvalidParameter, match="'num_output' is 0; allowed is an integer of at least 1"):
+        run(arrival(0, 0, 8, num_output=0))
 
 
 def test_tight_memory_preempts() -> None:

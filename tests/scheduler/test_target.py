@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from tests.scheduler.factories import EOS, Clock, generate
 from tests.stub import VOCAB_SIZE, StubWorker
@@ -17,27 +18,39 @@ PAGE = 16
 
 
 class TimedWorker(StubWorker):
-    """A stub whose steps move a clock by what they cost: 10 ms, 0.2 ms a prompt token, 1 ms a generating sequence."""
+    """A stub whose steps move a clock by what they cost: 10 ms, 0.2 ms a prompt token, 1 ms a generating sequence.
 
-    def __init__(self, clock: Clock, factor: Callable[[], float]) -> None:
+    per_context_token  seconds more for each token that a prompt's token has before it
+    """
+
+    def __init__(self, clock: Clock, factor: Callable[[], float], per_context_token: float = 0.0) -> None:
         super().__init__(num_pages=4000, page_size=PAGE)
         self.clock = clock
         self.factor = factor
+        self.per_context_token = per_context_token
 
     def wait(self, handle: int) -> StepResult:
         plan = self.in_flight[0]
         num_generating = int((np.diff(plan.query_start) == 1).sum())
         num_prompt = plan.num_tokens - num_generating
-        self.clock.now += (0.010 + 0.0002 * num_prompt + 0.001 * num_generating) * self.factor()
+        context = int(plan.positions.sum() - plan.context_len[np.diff(plan.query_start) == 1].sum()) + num_generating
+        seconds = 0.010 + 0.0002 * num_prompt + 0.001 * num_generating + self.per_context_token * context
+        self.clock.now += seconds * self.factor()
         return super().wait(handle)
 
 
 class Streams:
     """Four streams and then a long prompt; what its chunks were, and how long the streams waited for tokens meanwhile."""
 
-    def __init__(self, num_prompt: int, target: float | None, factor: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        num_prompt: int,
+        target: float | None,
+        factor: Callable[[], float] = lambda: 1.0,
+        per_context_token: float = 0.0,
+    ) -> None:
         self.clock = Clock()
-        self.worker = TimedWorker(self.clock, factor)
+        self.worker = TimedWorker(self.clock, factor, per_context_token)
         self.engine = Engine(
             EngineConfig(
                 model=ModelSource(path="stub"),
@@ -91,6 +104,17 @@ def test_with_noise_of_a_tenth_the_target_is_missed_by_little() -> None:
     streams = Streams(8_000, TARGET, lambda: rng.uniform(0.9, 1.1))
     assert streams.longest_gap <= 1.1 * TARGET
     assert max(streams.chunks) >= 100
+
+
+def test_chunks_get_smaller_where_a_prompt_is_long() -> None:
+    """At 4,000 tokens one of a prompt costs three times as much as the first."""
+    streams = Streams(8_000, TARGET, per_context_token=1e-7)
+    assert streams.longest_gap <= 1.05 * TARGET  # in one step, the second large one: nothing could be known of it
+    assert max(streams.chunks) >= 100
+    assert PAGE < streams.chunks[-3] < max(streams.chunks) / 4
+    learned = streams.engine.scheduler.pace.coefficients
+    assert learned.per_context_token == pytest.approx(1e-7, rel=0.05)
+    assert learned.per_prompt_token == pytest.approx(0.0002, rel=0.2)
 
 
 def test_a_target_that_cannot_be_kept_still_lets_prompts_go_on_by_a_page() -> None:

@@ -94,7 +94,8 @@ def _replay(trace: str, rows: int) -> "dict[int, Replay]":
 
 
 def _match_table(measured: "Measured") -> str:
-    head = ("tokens", "startswith", "match, one node", "match, chain", "page row", "chain", "lock + unlock", "chain")
+    done = ("match", "page row", "lock + unlock")
+    head = ("tokens", "startswith", *(f"{what}, {where}" for what in done for where in ("one node", "chain")))
     rows: list[Sequence[str]] = [head]
     for one in measured.match:
         timed = (one.one_node, one.chain)
@@ -111,7 +112,7 @@ def _match_table(measured: "Measured") -> str:
 
 def _evict_table(measured: "Measured") -> str:
     leaves = sorted({time.leaves for time in measured.evict})
-    rows: list[Sequence[str]] = [("pages", *(f"of {count:,} leaves" for count in leaves))]
+    rows: list[Sequence[str]] = [("pages evicted", *(f"out of {count:,} leaves" for count in leaves))]
     for pages in sorted({time.pages for time in measured.evict}):
         found = {time.leaves: time.microseconds for time in measured.evict if time.pages == pages}
         rows.append((f"{pages}", *(f"{found[count]:.1f}" for count in leaves)))

@@ -1,0 +1,83 @@
+"""Log lines: one each, for people or as JSON, whatever a message holds."""
+
+import json
+import logging
+import sys
+import warnings
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from trunkline.logs import JsonFormatter, TextFormatter, configure, facts
+
+FACTS = facts({"id": "cmpl-1", "cached_by_tier": {"device": 48}, "error": None}, short={"id": "cmpl-1", "cached": 48})
+
+
+def record(message: str, *args: object, **extra: Any) -> logging.LogRecord:
+    made = logging.getLogger("trunkline.api").makeRecord("trunkline.api", logging.WARNING, "", 0, message, args, None)
+    made.__dict__.update(extra)
+    made.created = 1777896000.25
+    return made
+
+
+def as_json(made: logging.LogRecord) -> dict[str, Any]:
+    line = JsonFormatter().format(made)
+    assert "\n" not in line
+    read: dict[str, Any] = json.loads(line)
+    return read
+
+
+def test_text_has_the_short_facts() -> None:
+    line = TextFormatter("api").format(record("request", **FACTS))
+    level, _, rest = line.split(" ", 2)
+    assert (level, rest) == ("WARNING", "[api] request id=cmpl-1 cached=48")
+    assert TextFormatter("engine").format(record("%d pages", 3)).endswith(" [engine] 3 pages")
+
+
+def test_json_has_all_facts() -> None:
+    line = as_json(record("request", **FACTS))
+    assert datetime.fromisoformat(line.pop("time")).timestamp() == 1777896000.25
+    assert line == {
+        "level": "WARNING",
+        "logger": "trunkline.api",
+        "message": "request",
+        "id": "cmpl-1",
+        "cached_by_tier": {"device": 48},
+        "error": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["two\nlines", 'a "quote"', "☃", "half \ud83d of a pair", "\x00"])
+def test_any_message_is_one_line_of_json(text: str) -> None:
+    assert as_json(record("%s", text))["message"] == text.replace("\ud83d", "\\ud83d")
+
+
+def test_tracebacks() -> None:
+    made = record("it broke")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    assert as_json(made)["exception"].endswith("ValueError: why")
+    first, *others = TextFormatter("api").format(made).splitlines()
+    assert first.endswith(" [api] it broke")
+    assert others[-1] == "ValueError: why"
+
+
+def test_configure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    configure("api", "json")
+    try:
+        logging.getLogger("uvicorn.error").warning("of others, too")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("and of Python", stacklevel=1)
+    finally:
+        logging.captureWarnings(False)
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["logger"], first["message"]) == ("uvicorn.error", "of others, too")
+    assert (second["logger"], second["level"]) == ("py.warnings", "WARNING")
+    assert "and of Python" in second["message"]

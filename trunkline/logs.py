@@ -1,0 +1,67 @@
+"""How log lines look, in every process of a server: for people, or as JSON for machines. Knows no request and no engine.
+
+configure("api", "text")
+logger.info("request", extra=facts({"id": "cmpl-1", "cached_by_tier": {"device": 48}}, short={"id": "cmpl-1", "cached": 48}))
+
+text   INFO 12:00:00 [api] request id=cmpl-1 cached=48
+json   {"time":"2026-05-04T12:00:00.123+00:00","level":"INFO","logger":"trunkline.api","message":"request","id":"cmpl-1",
+        "cached_by_tier":{"device":48}}
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+_FACTS, _SHORT = "facts", "short_facts"  # attributes of a record
+
+
+def configure(process: str, log_format: str) -> None:
+    """Log to stderr, from INFO on.
+
+    process     its name, which a line for people shows
+    log_format  one of config.LOG_FORMATS. With "json" Python's warnings are log lines, too
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(process))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.captureWarnings(log_format == "json")
+
+
+def facts(everything: Mapping[str, Any], *, short: Mapping[str, Any]) -> dict[str, Any]:
+    """The `extra` of a line that has more to say than its message: `everything` in JSON, `short` in text."""
+    return {_FACTS: everything, _SHORT: short}
+
+
+class TextFormatter(logging.Formatter):
+    """One line for people; facts follow as key=value, in the manner of logfmt."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(levelname)s %(asctime)s [{process}] %(message)s", datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        pairs = "".join(f" {name}={value}" for name, value in getattr(record, _SHORT, {}).items())
+        return super().formatMessage(record) + pairs
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line, whatever the message holds; a traceback is its `exception`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _encodable(record.getMessage()),
+            **getattr(record, _FACTS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = _encodable(self.formatException(record.exc_info))
+        return msgspec.json.encode(line).decode()
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair is no text that UTF-8 can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """Reading a request's body: bounded, strict JSON, with errors that name the parameter.
 
-Refused: NaN and Infinity, numbers beyond float64, text that is not UTF-8, half surrogate pairs, and nesting that exhausts the parser.
-Knows no endpoint.
+Refused: NaN and Infinity, numbers beyond float64, text that is not UTF-8, half surrogate pairs, and nesting that
+exhausts the parser. Knows no endpoint.
 """
 
 import json

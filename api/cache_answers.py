@@ -1,4 +1,4 @@
-"""What the routes of the cache and the queue answer: the shapes, which OpenAPI shows too, made from the engine's replies.
+"""What the routes of the cache and the queue answer: the shapes, for OpenAPI too, made from the engine's replies.
 
 The engine speaks token ids; here they become text. What it tells beyond these fields is left out.
 """
@@ -31,15 +31,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     prefill_seconds: float | None
 
 
-class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of cached tokens, which continues that of the node above.
+class Cached(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that are cached, and what came of it.
 
-    text                  its tokens, the first 64 and "…" if there are more; a byte that is no whole character is written as \\xe2
+    text                  the first 64 of them, and "…" if there are more; a byte that is no whole character is written
+                          as \\xe2
     references            running requests that use it
     hits                  requests that found it cached
     tokens_saved          hits times num_tokens
     last_use_seconds_ago  since it was last found, or else computed
-    left_out              children that are not shown
     """
 
     text: str
@@ -50,6 +50,14 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
     last_use_seconds_ago: float
     tier: str
     pinned: bool
+
+
+class TreeNode(Cached, frozen=True, kw_only=True):
+    """A run of cached tokens, which continues that of the node above.
+
+    left_out  children that are not shown
+    """
+
     children: list["TreeNode"]
     left_out: int
 
@@ -64,8 +72,8 @@ class TreeRoot(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-class TopPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything from the first token of a prompt to the end of a node; fields as of a node.
+class TopPrefix(Cached, frozen=True, kw_only=True):
+    """Everything from the first token of a prompt to the end of a node; hits and so on are that node's.
 
     ends_with  the last 64 tokens, behind "…" if there are more
     """
@@ -73,19 +81,12 @@ class TopPrefix(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     cache_salt: str
     adapter: str
-    text: str
     ends_with: str
-    num_tokens: int
-    references: int
-    hits: int
-    tokens_saved: int
-    last_use_seconds_ago: float
-    tier: str
-    pinned: bool
 
 
 class ReusePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all prompt tokens that came, `hit_rate` would have been found by a cache of `num_tokens`, `times` the memory there is."""
+    """Of all prompt tokens that came, `hit_rate` would have been found by a cache of `num_tokens`, `times` the memory
+    there is."""
 
     times: float
     num_tokens: int

@@ -1,11 +1,11 @@
 """`cache_control`: the marks by which a request asks to keep what it reads, in Anthropic's spelling.
 
     {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "messages": […]}             the whole prompt, for an hour
-    {"role": "system", "content": "…", "cache_control": {"type": "ephemeral"}}         up to the end of this message, for 5 minutes
+    {"role": "system", "content": "…", "cache_control": {"type": "ephemeral"}}         up to its end, for 5 minutes
     {"content": [{"type": "text", "text": "…", "cache_control": {…}}]}                 the same
 
-One prefix is pinned: the longest that is marked, for the longest time of any mark. Nothing is read or kept that would not be
-anyway; a pin only ends the competition for the place. Templates never see the marks.
+One prefix is pinned: the longest that is marked, for the longest time of any mark. Nothing is read or kept that would
+not be anyway; a pin only ends the competition for the place. Templates never see the marks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ class Mark(NamedTuple):
 
 
 def marks_in(items: Iterable[Mapping[str, Any]], where: str, message: int) -> list[Mark]:
-    """Marks on the parts of a message, or on tools. Raises InvalidParameter, naming the part, for one that can't be read."""
+    """Marks on the parts of a message, or on tools. Raises InvalidParameter for a bad one, and names the part."""
     marks = []
     for index, item in enumerate(items):
         if item.get(NAME) is None:

@@ -13,8 +13,8 @@ from trunkline.errors import InvalidParameter
 class WarmChatRequest(ChatRequest):
     """A conversation whose prompt is to be cached for `ttl` seconds, "5m" or "1h".
 
-    Unless `add_generation_prompt` says so, the prompt ends with the last message: what opens the answer would only be in the way of
-    the conversations that go on from here.
+    Unless `add_generation_prompt` says so, the prompt ends with the last message: what opens the answer would only be
+    in the way of the conversations that go on from here.
     """
 
     ttl: Ttl = "5m"
@@ -74,6 +74,17 @@ def query_number(request: Request, name: str, *, default: int, least: int, most:
     if not is_number or not least <= int(given) <= most:
         raise InvalidParameter.of(name, given, f"an integer from {least} to {most}")
     return int(given)
+
+
+def refuse_query(request: Request, *known: str) -> None:
+    """Raises InvalidParameter for parameters in the address that nobody would read, and so drop more than was meant."""
+    for name in request.query_params:
+        if name not in known:
+            allowed = f"only {', '.join(known)} may" if known else "none may"
+            raise InvalidParameter(
+                f"'{name[:40]}' stands in the address, where {allowed}. POST /v1/cache/flush takes the others in its body.",
+                param=name[:40],
+            )
 
 
 def query_tenant(request: Request) -> str | None:

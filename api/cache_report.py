@@ -1,9 +1,10 @@
-"""Why a prompt was not found in the cache, in words. The engine speaks token ids; here they become text and places in messages.
+"""Why a prompt was not found in the cache, in words. The engine speaks token ids; here they become text and places in
+messages.
 
     explain(report, prompt, page_size=16).sentence
 
-    48 of the 120 prompt tokens are cached. The nearest cached prompt is the same for 57 tokens; then, at character 40 of messages[1]
-    (user), it has ' 3rd of May' where this one has ' 4th of May'.
+    48 of the 120 prompt tokens are cached. The nearest cached prompt is the same for 57 tokens; then, at character 40
+    of messages[1] (user), it has ' 3rd of May' where this one has ' 4th of May'.
 
 No engine, no HTTP. A report speaks of the caller's own tenant only, so no foreign text can get in here.
 """
@@ -61,7 +62,7 @@ class Eviction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a prompt is cached, and why not more. `reason` is one of CacheReport's; `sentence` says it in words."""
+    """How much of a prompt is cached, and why not more: `reason` as in CacheReport, and `sentence`, which says it."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -46,6 +46,7 @@ from trunkline.api.cache_protocol import (
     WarmCompletionRequest,
     query_number,
     query_tenant,
+    refuse_query,
 )
 from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.completions import read_prompts
@@ -176,13 +177,16 @@ async def delete_pin(request: Request) -> Response:
 async def flush(request: Request) -> Response:
     """Drop what is cached: of one tenant or, for an admin who names none, of all; of one salt or of any."""
     service = _open(request)
+    refuse_query(request, "tenant")
     wanted = FlushRequest.parse(await read_json(request, service.config.max_body_bytes, may_be_empty=True))
     return await _flush(service, tenant=_reach(request, wanted.tenant), salt=wanted.cache_salt)
 
 
 async def flush_own(request: Request) -> Response:
     """Drop what the caller's own tenant has cached."""
-    return await _flush(_open(request), tenant=caller_of(request).tenant, salt=None)
+    service = _open(request)
+    refuse_query(request)
+    return await _flush(service, tenant=caller_of(request).tenant, salt=None)
 
 
 async def _flush(service: Service, *, tenant: str | None, salt: str | None) -> Response:
@@ -237,7 +241,7 @@ async def _ask(request: Request, service: Service, method: str, body: Body, prom
 
 
 def _reach(request: Request, named: str | None = None) -> str | None:
-    """Whose things a request is about that names a tenant in its address or, `named`, in its body; None: everybody's."""
+    """Whose things a request is about that names a tenant in its address or, `named`, in its body; None: all."""
     service: Service = request.app.state.service
     return caller_of(request).reach(query_tenant(request) if named is None else named, service.keys.tenants)
 

@@ -116,7 +116,7 @@ class ChatAnswer:
         return answer
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
-        """Frames: the role of each choice, its text, its end, and at last the usage and the cache report if asked for."""
+        """Frames: the role of each choice, its text, its end, and at last usage and cache report if asked for."""
         opening: list[bytes] = []
         for choice in generation.choices:
             extra = b""

@@ -1,6 +1,7 @@
 """POST /v1/completions: text or token ids in, their continuation out. No chat template.
 
-Many prompts make one answer: continuation i of prompt p is choice p * n + i. With `best_of` more are generated than returned.
+Many prompts make one answer: continuation i of prompt p is choice p * n + i. With `best_of` more are generated than
+returned.
 """
 
 import codecs
@@ -152,7 +153,8 @@ class CompletionAnswer:
         return answer
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
-        """Frames: of each choice its text, the echoed prompt first, the end with the last; then usage and report if asked for."""
+        """Frames: of each choice its text, the echoed prompt first, the end with the last; then usage and report if
+        asked for."""
         opened: set[int] = set()
         async for deltas in generation:
             frames = []

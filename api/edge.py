@@ -1,4 +1,4 @@
-"""The outermost layer around every request: ids, keys, tidy paths, timing, and the last resort for bugs. Knows no endpoint."""
+"""The outermost layer around every request: ids, keys, tidy paths, timing, the last resort for bugs. No endpoint."""
 
 import logging
 import re
@@ -26,8 +26,8 @@ class Edge:
     """ASGI middleware.
 
     path       "//" becomes "/", a "/" at the end goes: clients build "/v1//models"
-    key        wanted for everything under /v1, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before the body is read.
-               Whose it is, a Caller, goes into `request.state.caller`
+    key        wanted for everything under /v1, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before the
+               body is read. Whose it is, a Caller, goes into `request.state.caller`
     headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer
     bugs       500 in the envelope, traceback in the log
     """

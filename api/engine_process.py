@@ -89,7 +89,8 @@ class EngineProcess:
         return self.exit_code
 
     def start_error(self) -> EngineFailedToStart:
-        """Why it was never ready. An engine that exits by itself says so last; one that was killed has said nothing about that."""
+        """Why it was never ready. An engine that exits by itself says so last; one that was killed has said nothing
+        about that."""
         if self.exit_code is None:
             return EngineFailedToStart("The engine was stopped before it was ready.")
         if self.exit_code > 0 and self._last_lines:

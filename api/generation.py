@@ -22,7 +22,8 @@ FromRequest = Tokens | Finished | Failed
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one continuation has gained. Text and tokens need not match: a token may be held back until its text is certain.
+    """What one continuation has gained. Text and tokens need not match: a token may be held back until its text is
+    certain.
 
     index          which continuation of the request
     token_ids      the tokens behind `text`; at the end also those without any
@@ -80,10 +81,11 @@ class OutputProcessor:
     processor.push(Tokens(request_id="r", token_ids=[2]))      # None: nothing to show
     processor.push(Finished(request_id="r", reason="stop", …)) # Delta(text="", token_ids=[2], finish_reason="stop")
 
-    Stop strings are found here, since the engine knows no text: when `finished` turns True before Finished has arrived, abort the
-    request in the engine. Messages after the end are ignored, and their tokens are not counted.
+    Stop strings are found here, since the engine knows no text: when `finished` turns True before Finished has arrived,
+    abort the request in the engine. Messages after the end are ignored, and their tokens are not counted.
 
-    eos_token_ids  the model's end-of-text ids; their own text is never shown, as that of `sampling.stop_token_ids` is not
+    eos_token_ids  the model's end-of-text ids; their own text is never shown, as that of `sampling.stop_token_ids` is
+                   not
     index          which continuation of its request; only handed on
     """
 
@@ -282,7 +284,8 @@ class Generation:
         deltas = []
         for message in messages:
             choice = self._choices[message.request_id]
-            if self._observer is not None and isinstance(message, Tokens) and not choice.finished:
+            # Without tokens it only says that the prompt was computed.
+            if isinstance(message, Tokens) and message.token_ids and self._observer is not None and not choice.finished:
                 self._observer.tokens(choice.index, len(message.token_ids))
                 if message.queue_seconds is not None and message.prefill_seconds is not None:
                     self._observer.first_token(message.queue_seconds, message.prefill_seconds)

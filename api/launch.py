@@ -1,8 +1,8 @@
 """`trunkline serve`, from checked flags to the exit code.
 
 1  bind the port               taken: one sentence, exit 1
-2  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1. Nothing heavy
-                               is imported yet
+2  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1.
+                               Nothing heavy is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
 5  print what a user needs     then log one line about the chat template (template_lint.py)

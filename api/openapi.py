@@ -1,4 +1,4 @@
-"""What /openapi.json says of bodies and answers. The endpoints read and write them themselves, so FastAPI cannot know."""
+"""What /openapi.json says of bodies and answers. The endpoints read and write them, so FastAPI can't know."""
 
 import functools
 from collections.abc import Collection, Iterable, Sequence

@@ -4,8 +4,9 @@
     prompt.place(5)              # Place(source=Source("messages[0]", message=0, role="user"), character=2, …)
     prompt.num_tokens_until(0)   # tokens up to the end of messages[0]
 
-A template may do with its messages and documents what it likes, so where they went is found by looking: it is rendered once more with a
-mark around each text. Without the marks that must be the prompt, letter for letter; else nobody knows, and nothing is claimed.
+A template may do with its messages and documents what it likes, so where they went is found by looking: it is rendered
+once more with a mark around each text. Without the marks that must be the prompt, letter for letter; else nobody knows,
+and nothing is claimed.
 """
 
 import re
@@ -21,7 +22,8 @@ from trunkline.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from trunkline.api.protocol import ChatRequest, Document
 
-# Noncharacters, which are in nobody's text (U+FDD0 is the template's own): OPEN 1 2 OPEN … CLOSE stands around the twelfth source.
+# Noncharacters, which are in nobody's text (U+FDD0 is the template's own): OPEN 1 2 OPEN … CLOSE stands around the
+# twelfth source.
 _OPEN, _CLOSE = "\ufdd1", "\ufdd2"
 _DIGITS = {ord(str(digit)): 0xFDE0 + digit for digit in range(10)}
 _VALUES = {mark: digit for digit, mark in _DIGITS.items()}
@@ -52,7 +54,8 @@ class Source(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Such a text in a prompt, as bytes of UTF-8, [start, end). What the template may strip, blanks at its ends, is outside."""
+    """Such a text in a prompt, as bytes of UTF-8, [start, end). What the template may strip, blanks at its ends, is
+    outside."""
 
     start: int
     end: int
@@ -77,7 +80,8 @@ class ReadPrompt:
     """A prompt as the model reads it.
 
     text   of a rendered chat; None: the prompt has no messages
-    spans  finds messages and documents in it; called at most once, and only if somebody asks. It may return None: nobody knows
+    spans  finds messages and documents in it; called at most once, and only if somebody asks. It may return None:
+           nobody knows
     documents_order  the indices of the request's documents in the order in which they stand; None if it has none
     """
 
@@ -157,7 +161,8 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, text: bytes) -> lis
 def source_spans(chat: "ChatRequest", text: str, render: Callable[["ChatRequest"], str]) -> list[Span] | None:
     """Where `text`, which is what `render` makes of `chat`, has its messages and documents, in the order of the prompt.
 
-    Those without text, or that the template leaves out, have no span. None if the template doesn't hand them on as they are.
+    Those without text, or that the template leaves out, have no span. None if the template doesn't hand them on as they
+    are.
     """
     if _ANY_MARK.search(text):
         return None

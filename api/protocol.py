@@ -1,11 +1,11 @@
-"""The bodies of the generating endpoints: types by pydantic, ranges by SamplingParams, every error naming its parameter.
+"""The bodies of the generating endpoints: types by pydantic, ranges by SamplingParams, errors name their parameter.
 
-    body  ──► refuse_unsupported   fields that would change the answer, but that we cannot honour yet: never ignored silently
+    body  ──► refuse_unsupported   fields that would change the answer, but that we cannot honour yet: never silent
           ──► parse                types, strictly: "1" is no number and true is no integer
           ──► .sampling(defaults)  SamplingParams: ranges
 
-Fields that OpenAI has and that change no answer here (`user`, `store`, …) are typed and ignored; unknown ones are ignored with a
-warning. Knows no engine and no HTTP.
+Fields that OpenAI has and that change no answer here (`user`, `store`, …) are typed and ignored; unknown ones are
+ignored with a warning. Knows no engine and no HTTP.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """One line of the log for each generating request, when it has ended; never a word of a prompt or an answer.
 
-text   request id=chatcmpl-… tenant=5f2c41d0 prompt=120 cached=48 tiers=device:48 reason=differs completion=64 finish=stop
-       ttft=0.031 seconds=1.204
+text   request id=chatcmpl-… tenant=5f2c41d0 prompt=120 cached=48 tiers=device:48 reason=differs completion=64
+       finish=stop ttft=0.031 seconds=1.204
 json   {…,"message":"request","id":"chatcmpl-…","request_id":"req_…","tenant":"5f2c41d0","prompt_tokens":120,"cached_tokens":48,
        "cached_by_tier":{"device":48},"cache_reasons":{"differs":1},"completion_tokens":64,"finish_reasons":{"stop":1},
        "error":null,"ttft_seconds":0.031,"seconds":1.204}

@@ -84,8 +84,8 @@ class Service:
 def sampling_defaults(generation_config: str, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """What requests that leave a sampling parameter open get.
 
-    generation_config  "auto": what the checkpoint's generation_config.json says; "vllm": nothing, so SamplingParams' own
-                       defaults; else the folder of another generation_config.json
+    generation_config  "auto": what the checkpoint's generation_config.json says; "vllm": nothing, so SamplingParams'
+                       own defaults; else the folder of another generation_config.json
 
     Raises ConfigError if that file is missing or holds values that no request may have.
     """

@@ -7,8 +7,8 @@ What a template may use is what Hugging Face's `apply_chat_template` offers: `me
 `add_generation_prompt`, the special tokens by name, `raise_exception`, `strftime_now`, a `tojson` that escapes no HTML,
 `{% break %}` and `{% continue %}`, and `{% generation %}` around the assistant's words (which only training looks at).
 
-A template comes with the checkpoint, from strangers. It reaches no Python object but the values it is given, and the rounds of its
-loops, its calls and its output are counted and bounded. (It can still waste memory if it is bent on it.)
+A template comes with the checkpoint, from strangers. It reaches no Python object but the values it is given, and the
+rounds of its loops, its calls and its output are counted and bounded. (It can still waste memory if it is bent on it.)
 Encode what it renders without adding special tokens: it writes its own.
 """
 
@@ -81,8 +81,8 @@ class ChatTemplate:
         continue_final_message  end inside the last message instead, so that the model goes on with it
         chat_template_kwargs    further variables of the template, e.g. {"enable_thinking": False}
 
-        Raises InvalidParameter if the template refuses these messages or cannot render them, and GenerationFailed if it tries what
-        the sandbox forbids.
+        Raises InvalidParameter if the template refuses these messages or cannot render them, and GenerationFailed if it
+        tries what the sandbox forbids.
         """
         extra = self._checked(chat_template_kwargs or {})
         chat = normalize_messages(messages)
@@ -146,7 +146,8 @@ def normalize_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     tool_calls   `arguments`, a string of JSON in OpenAI's API, becomes the object it describes
     others       kept; those that are null are dropped, since templates ask for presence
 
-    Raises InvalidParameter for no messages at all, a message that is no object, and for images or other parts that are not text.
+    Raises InvalidParameter for no messages at all, a message that is no object, and for images or other parts that are
+    not text.
     """
     if not messages:
         raise InvalidParameter.of("messages", [], "a list of at least one message")
@@ -198,7 +199,8 @@ def _with_arguments(call: Any) -> Any:
 
 
 def _cut_at_tag(prompt: str) -> str:
-    """The prompt up to `_TAG`. The tag is followed by a space: if that is gone, the template strips its messages, so we do too."""
+    """The prompt up to `_TAG`. The tag is followed by a space: if that is gone, the template strips its messages, so we
+    do too."""
     if _TAG not in prompt:
         raise InvalidParameter(
             "'continue_final_message' is true, but the model's chat template leaves out or rewrites the last message.",

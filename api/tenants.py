@@ -2,9 +2,10 @@
 
     tenant = HMAC-SHA256(installation secret, API key), the first 32 hex characters
 
-Tenants never share cached prefixes, so nobody learns from the time to the first token what others have sent (CVE-2025-46570),
-unless the operator shares the cache on purpose (`--cache-sharing all`). The secret lies in a file of this installation's user. It is the
-same after a restart, so that what the cache keeps on disk is found again; without it a tenant's name tells nothing about the key.
+Tenants never share cached prefixes, so nobody learns from the time to the first token what others have sent
+(CVE-2025-46570), unless the operator shares the cache on purpose (`--cache-sharing all`). The secret lies in a file of
+this installation's user. It is the same after a restart, so that what the cache keeps on disk is found again; without
+it a tenant's name tells nothing about the key.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ class Keys:
 
     keys = Keys.of(config)
     keys.caller("sk-…")      # Caller(tenant="5f2c…", is_admin=False), or None: not a key of this server
-    keys.tenants             # {"5f2c…": ["--api-key 1"], "90ab…": ["--admin-api-key"]}: whose tenants, by the flags, not the keys
+    keys.tenants             # {"5f2c…": ["--api-key 1"], "90ab…": ["--admin-api-key"]}: by the flags, not the keys
 
     Without any key everybody may do everything.
     """

@@ -1,11 +1,12 @@
 """Output tokens per second of our server beside `transformers.generate`, in one run on one machine.
 
-    python -m benchmarks.against_transformers                              # W1, W2 and W6: about ten minutes on two cores
+    python -m benchmarks.against_transformers                              # W1, W2 and W6: ten minutes on two cores
     python -m benchmarks.against_transformers --workload W1 --requests 1   # a smoke run
 
-transformers runs float32, with the weights our checkpoint reader dequantizes, one request after another: what a script does that
-calls `generate` in a loop. It runs the first requests of each workload only (`--requests`), half of them before ours and half
-after, so that a machine which slows down slows both. Ours runs the whole workload over HTTP, in its default format.
+transformers runs float32, with the weights our checkpoint reader dequantizes, one request after another: what a script
+does that calls `generate` in a loop. It runs the first requests of each workload only (`--requests`), half of them
+before ours and half after, so that a machine which slows down slows both. Ours runs the whole workload over HTTP, in
+its default format.
 """
 
 import argparse

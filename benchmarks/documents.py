@@ -3,9 +3,10 @@
     python -m benchmarks.documents                  # about two minutes on two cores
     python -m benchmarks.documents --requests 8     # a smoke run
 
-Each question comes with the five best of 16 documents, as a retriever finds them: popular ones more often (Zipf), in an order that says
-nothing about the next question's. The two kinds take turns, under salts of their own, so a machine which slows down slows both. Then
-some of the orders that the server chose are sent again, fixed and cold: the answers must be the same.
+Each question comes with the five best of 16 documents, as a retriever finds them: popular ones more often (Zipf), in an
+order that says nothing about the next question's. The two kinds take turns, under salts of their own, so a machine
+which slows down slows both. Then some of the orders that the server chose are sent again, fixed and cold: the answers
+must be the same.
 """
 
 import argparse

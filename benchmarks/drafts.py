@@ -3,10 +3,10 @@
     python -m benchmarks.drafts                  # two to three minutes on two cores
     python -m benchmarks.drafts --pairs 1        # a smoke run
 
-Cold: prompts that nobody asked before, sampled at temperature 1. The same prompts go to an engine without drafts and to one with
-drafts, in pairs one after the other, in alternating order; the figure is the median over the pairs of the ratio of process CPU
-time. Repeated: questions about documents asked twice at temperature 0; steps and wall time of the second pass. The texts of both
-engines are compared, too.
+Cold: prompts that nobody asked before, sampled at temperature 1. The same prompts go to an engine without drafts and to
+one with drafts, in pairs one after the other, in alternating order; the figure is the median over the pairs of the
+ratio of process CPU time. Repeated: questions about documents asked twice at temperature 0; steps and wall time of the
+second pass. The texts of both engines are compared, too.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.explain         # a few seconds
 
-A report is made at every admission, an estimate at every arrival, so both are paid by requests that never ask. The prompts begin
-with a system prompt of which 200 requests have gone on with something else. Medians of 200 calls; the hashes, which a node
-is given once, are in none of them.
+A report is made at every admission, an estimate at every arrival, so both are paid by requests that never ask. The
+prompts begin with a system prompt of which 200 requests have gone on with something else. Medians of 200 calls; the
+hashes, which a node is given once, are in none of them.
 """
 
 import statistics
@@ -57,7 +57,8 @@ def median(operation: Callable[[], object], count: int = 200) -> float:
 
 
 def report_times(num_tokens: int) -> list[float]:
-    """Microseconds of a report on a prompt that differs after its system prompt, on one that is cached, and on a cold one."""
+    """Microseconds of a report on a prompt that differs after its system prompt, on one that is cached, and on a cold
+    one."""
     namespace, cache = Namespace(tenant="acme"), PrefixCache(num_pages=NUM_PAGES, page_size=PAGE_SIZE)
     reports, system = Reports(cache), tokens(num_tokens)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Makes benchmarks/sample_trace.jsonl: traffic that nobody sent, in Mooncake's format, to try `trunkline simulate` with.
+"""Makes benchmarks/sample_trace.jsonl: traffic that nobody sent, in Mooncake's format, for `trunkline simulate`.
 
     .venv/bin/python -m benchmarks.sample_trace > benchmarks/sample_trace.jsonl
 
@@ -9,7 +9,8 @@ Four kinds of requests, mixed, over five minutes:
     chat       a short system prompt; each turn sends the turns before it again
     report     a long text that nobody sent before
 
-All numbers are drawn at random from a fixed seed: the file is always the same. It is part of Trunkline and under its license.
+All numbers are drawn at random from a fixed seed: the file is always the same. It is part of Trunkline and under its
+license.
 """
 
 import json
@@ -83,7 +84,8 @@ def _reports(rng: random.Random, count: int) -> Iterator[Request]:
 def _session(
     rng: random.Random, name: str, *, head: tuple[str, ...], turns: int, pause: float, blocks: int, num_output: int
 ) -> Iterator[Request]:
-    """Someone who comes back: at most `turns` times, after `pause` seconds on average, with up to `blocks` more blocks."""
+    """Someone who comes back: at most `turns` times, after `pause` seconds on average, with up to `blocks` more
+    blocks."""
     seconds = rng.uniform(0, SECONDS)
     contents = head
     for turn in range(rng.randint(2, turns)):

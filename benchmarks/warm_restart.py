@@ -1,10 +1,11 @@
-"""What the disk tier saves after a restart: the time to the first token of an old prompt, out of the files and computed.
+"""What the disk tier saves after a restart: the time to the first token of an old prompt, out of the files and
+computed.
 
     python -m benchmarks.warm_restart                      # the built-in model, prompts of 512, 1,024 and 2,048 tokens
     python -m benchmarks.warm_restart --tokens 4096
 
-One process serves random prompts twice and ends. A second one is asked for each of them once, and in turn for a new prompt of the
-same length, so that what the machine does otherwise falls on both. Medians.
+One process serves random prompts twice and ends. A second one is asked for each of them once, and in turn for a new
+prompt of the same length, so that what the machine does otherwise falls on both. Medians.
 """
 
 import argparse

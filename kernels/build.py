@@ -90,8 +90,11 @@ def _digest(*parts: str) -> str:
 
 
 def default_cache() -> Path:
-    """Where libraries are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where libraries are kept. Raises BuildError if the user has no home folder."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise BuildError("there is no home folder to keep them in; set XDG_CACHE_HOME") from error
     return Path(home) / "trunkline" / "kernels"
 
 

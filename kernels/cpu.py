@@ -1,11 +1,13 @@
 """The compiled CPU kernels: memory, checks, and calls into the C library by ctypes.
 
-Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights and pages are stored in
-float32, float16 or bfloat16, everything is computed in float32. The result of a row does not depend, to the bit, on which
-other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number of threads.
+Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights and pages
+are stored in float32, float16 or bfloat16, everything is computed in float32. The result of a row does not depend, to
+the bit, on which other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number
+of threads.
 
-C rather than Numba: a shared library without Python's headers needs any compiler once instead of LLVM at every start, it lets go of
-the interpreter's lock for the whole call, and its thread pool is ours (see cpu_src/pool.c). ctypes costs about 3 µs a call.
+C rather than Numba: a shared library without Python's headers needs any compiler once instead of LLVM at every start,
+it lets go of the interpreter's lock for the whole call, and its thread pool is ours (see cpu_src/pool.c). ctypes costs
+about 3 µs a call.
 """
 
 import ctypes
@@ -202,8 +204,8 @@ class Memory:
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros in 2 MB pages where the system has them (4 KB pages cost up to a third of the read bandwidth), freed with the
-    tensor, and not occupied until touched."""
+    """Zeros in 2 MB pages where the system has them (4 KB pages cost up to a third of the read bandwidth), freed with
+    the tensor, and not occupied until touched."""
     region = mmap.mmap(-1, _num_bytes(shape, dtype) + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)

@@ -8,11 +8,12 @@
     cpu         compiled C: as fast as memory and multipliers allow, the same bits whatever the batch
     triton      the seat is kept by `select_kernels`; there are no GPU kernels yet
 
-Operations write into `out` tensors that the caller owns, so that a step allocates nothing. They know no models, requests or
-text: only tensors, and the `Batch` that says which rows belong together.
+Operations write into `out` tensors that the caller owns, so that a step allocates nothing. They know no models,
+requests or text: only tensors, and the `Batch` that says which rows belong together.
 
-Letters: T token rows, R requests, P page slots of the longest request, K inputs and N outputs of a linear layer, H hidden size,
-I intermediate size, D head size, Q query heads, KV key-value heads. Activations are contiguous and in `kernels.activation_dtype`.
+Letters: T token rows, R requests, P page slots of the longest request, K inputs and N outputs of a linear layer, H
+hidden size, I intermediate size, D head size, Q query heads, KV key-value heads. Activations are contiguous and in
+`kernels.activation_dtype`.
 """
 
 from collections.abc import Sequence
@@ -106,7 +107,8 @@ class Kernels(Protocol):
     """One implementation of every operation.
 
     description        for people, e.g. "2 threads, compiled kernels for avx2"
-    numerics           names how results come about and what a page looks like inside; equal only if both are, bit by bit
+    numerics           names how results come about and what a page looks like inside; equal only if both are, bit by
+                       bit
     activation_dtype   of everything but weights, ids and KV pages
     auto_dtype         how weights are stored if nobody says
     page_sizes         the page sizes that `allocate_kv` takes; empty: any
@@ -139,7 +141,8 @@ class Kernels(Protocol):
         """
 
     def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
-        """out[t] = weight[ids[t]]: row look-up in the weights of an output layer, which many models tie to the embedding.
+        """out[t] = weight[ids[t]]: row look-up in the weights of an output layer, which many models tie to the
+        embedding.
 
         ids int32 [T], each 0 … N-1 (unchecked); out [T, K]
         """
@@ -157,8 +160,9 @@ class Kernels(Protocol):
         """Turn the heads of q and k in place by their positions, and write k and v into the pages.
 
         qkv   [T, (Q + 2 KV) * D]: q, then k, then v of every row; Q follows from the width
-        rope  float32 [positions, rotary]: cosines of rotary/2 frequencies, then their sines. Element i of a head, i < rotary/2,
-              is paired with element i + rotary/2; the rest of the head stays.       arXiv:2104.09864, Hugging Face's order
+        rope  float32 [positions, rotary]: cosines of rotary/2 frequencies, then their sines. Element i of a head,
+              i < rotary/2, is paired with element i + rotary/2; the rest of the head stays. arXiv:2104.09864, Hugging
+              Face's order
         """
 
     def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:

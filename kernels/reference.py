@@ -1,8 +1,9 @@
-"""Every operation in plain torch: the oracle that the other kernels are tested against, and the fallback without a compiler.
+"""Every operation in plain torch: the oracle that the other kernels are tested against, and the fallback without a
+compiler.
 
-Written to be obviously right, not fast: requests one after the other, pages gathered, masks spelled out. In float64 it is exact
-enough to judge float32 kernels. Its matrix products are the BLAS library's, whose rounding depends on the number of rows: unlike
-the compiled kernels, it does not give the same bits in every batch.
+Written to be obviously right, not fast: requests one after the other, pages gathered, masks spelled out. In float64 it
+is exact enough to judge float32 kernels. Its matrix products are the BLAS library's, whose rounding depends on the
+number of rows: unlike the compiled kernels, it does not give the same bits in every batch.
 """
 
 from collections.abc import Sequence

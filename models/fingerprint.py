@@ -2,9 +2,9 @@
 
     fingerprint(checkpoint, dtype="float16", numerics="cpu kernels-1f3c…", page_size=16)     # 32 hex digits
 
-The disk tier keeps KV under it, so that another model, or the same one computed in another way, never finds it. The whole of the
-weights' files goes in: one changed value is another model. The digest of a file is kept in the user's cache by the file's identity
-(path, inode, size, times), so that large models are read once. Does not import torch.
+The disk tier keeps KV under it, so that another model, or the same one computed in another way, never finds it. The
+whole of the weights' files goes in: one changed value is another model. The digest of a file is kept in the user's
+cache by the file's identity (path, inode, size, times), so that large models are read once. Does not import torch.
 """
 
 import contextlib
@@ -43,14 +43,17 @@ def fingerprint(checkpoint: Checkpoint, *, dtype: str, numerics: str, page_size:
         f"trunkline {VERSION}",
         msgspec.json.encode(config, order="sorted").decode(),
         f"{dtype} {numerics} {page_size}",
-        *_weights(checkpoint, cache or default_cache()),
+        *_weights(checkpoint, default_cache() if cache is None else cache),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def default_cache() -> Path:
-    """Where digests are remembered."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def default_cache() -> Path | None:
+    """Where digests are remembered; None: nowhere, for the user has no home folder."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return Path(home) / "trunkline" / "fingerprints.json"
 
 
@@ -64,33 +67,35 @@ def weight_files(checkpoint: Checkpoint) -> list[Path]:
     return []
 
 
-def _weights(checkpoint: Checkpoint, cache: Path) -> list[str]:
+def _weights(checkpoint: Checkpoint, cache: Path | None) -> list[str]:
     if isinstance(checkpoint.weights, DummyWeights):
         return [f"dummy {checkpoint.weights.seed}"]
     files = weight_files(checkpoint)
-    known = _recall(cache)
+    known = _recall(cache) if cache is not None else {}
     try:
         before = [_identity(file) for file in files]
         missing = [file for file, identity in zip(files, before, strict=True) if identity not in known]
         with ThreadPoolExecutor(min(4, len(missing) or 1)) as threads:
             digests = dict(zip(missing, threads.map(_digest, missing), strict=True))
         after = [_identity(file) for file in files]
+        written_at = [file.stat().st_mtime for file in files]
     except OSError as error:
         raise ModelError(f"{error.filename} cannot be read: {error.strerror}.") from error
     found = [digests.get(file) or known[identity] for file, identity in zip(files, before, strict=True)]
     settled = time.time() - RACY_SECONDS
     new = {
         identity: digest
-        for file, identity, digest in zip(files, before, found, strict=True)
-        if identity not in known and identity in after and file.stat().st_mtime < settled
+        for identity, digest, at in zip(before, found, written_at, strict=True)
+        if identity not in known and identity in after and at < settled
     }
-    if new:
+    if new and cache is not None:
         _remember(cache, {**known, **new})
     return found
 
 
 def _identity(file: Path) -> str:
-    """What changes whenever the file is written to. The change time can't be set by hand, unlike the modification time."""
+    """What changes whenever the file is written to. The change time can't be set by hand, unlike the modification
+    time."""
     status = file.stat()
     numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return f"{file.resolve()} {' '.join(map(str, numbers))}"

@@ -5,20 +5,20 @@
     result = disk.read(job)                                                 # an I/O thread
     disk.take_read(result)                                                  # engine's thread
 
-    <folder>/<fingerprint>/<time>-<random>.kv        segments (segment.py), immutable once they have this name
-    <folder>/<fingerprint>/<time>-<random>.kv.tmp    one that is being written, or that somebody died over
+What is in a segment says segment.py; where it lies, files.py.
 
-What can go wrong with a disk is a miss and a counter here, never an exception: a page that is not, to the bit, what was written
-is not there. Several servers may share a folder: names are unique, a segment appears whole or not at all, and one that another
-server deleted is a miss. Nothing is synced to the device; what a power failure tears is found by its checksum.
+What can go wrong with a disk is a miss and a counter here, never an exception: a page that is not, to the bit, what was
+written is not there. Several servers may share a folder: names are unique, a segment appears whole or not at all, and
+one that another server deleted is a miss. Nothing is synced to the device; what a power failure tears is found by its
+checksum.
 
-Only `read` and `write` run beside the engine's loop. They touch files and the memory they are given, nothing else of the tier.
+Only `read` and `write` run beside the engine's loop. They touch files and the memory they are given, nothing else of
+the tier.
 """
 
 import errno
 import logging
 import os
-import re
 import secrets
 import stat
 import time
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trunkline.errors import ConfigError
+from trunkline.radix.files import FOLDER, Files
 from trunkline.radix.segment import (
     MAX_HEADER_BYTES,
     MAX_PAGES,
@@ -49,71 +50,6 @@ logger = logging.getLogger("trunkline.engine")
 TROUBLES = ("corrupt", "missing", "read", "write", "no_space")
 READ_PAGES = 32  # of one job: a large look-up is spread over the I/O threads
 STALE_SECONDS = 600  # a file that has been in the making for so long was given up
-
-_FOLDER = re.compile(r"[0-9a-f]{32}")
-_SEGMENT = re.compile(r"\d{20}-[0-9a-f]{12}\.kv")
-
-
-class FileInfo(NamedTuple):
-    path: Path
-    num_bytes: int
-    used_at: float  # seconds since the epoch: written, or read last
-
-
-class Files:
-    """The system calls of the tier, so that a test can let one fail. All may raise OSError."""
-
-    def now(self) -> float:
-        """Seconds since the epoch, on the clock of the file system's times."""
-        return time.time()
-
-    def list(self, root: Path) -> list[FileInfo]:
-        """Files of ours in all folders of ours below `root`; what vanishes meanwhile is left out."""
-        found = []
-        for folder in os.scandir(root):
-            if not (_FOLDER.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)):
-                continue
-            for file in os.scandir(folder.path):
-                if _SEGMENT.fullmatch(file.name.removesuffix(".tmp")):
-                    try:
-                        status = file.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    found.append(FileInfo(Path(file.path), status.st_size, status.st_mtime))
-        return found
-
-    def open(self, path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def create(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-    def read(self, file: int, buffer: memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset` on; how many bytes there were."""
-        done = 0
-        while done < len(buffer):
-            num_bytes = os.preadv(file, [buffer[done:]], offset + done)
-            if num_bytes == 0:
-                break
-            done += num_bytes
-        return done
-
-    def write(self, file: int, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-
-    def close(self, file: int) -> None:
-        os.close(file)
-
-    def rename(self, path: Path, target: Path) -> None:
-        os.rename(path, target)
-
-    def remove(self, path: Path) -> None:
-        os.unlink(path)
-
-    def touch(self, path: Path) -> None:
-        os.utime(path)
 
 
 class Segment:
@@ -184,7 +120,8 @@ class DiskTier:
     """The segments of one layout in a folder that may hold those of others, too.
 
     max_bytes            of all segments in the folder: those used least recently are deleted
-    segment_pages        pages of one segment at most: of four that are full, one can be deleted to make room for another
+    segment_pages        pages of one segment at most: of four that are full, one can be deleted to make room for
+                         another
     num_bytes            of all segments in the folder, as last seen
     troubles             how often each of TROUBLES happened
     removed_pages_total  pages whose segments were deleted to make room
@@ -195,7 +132,7 @@ class DiskTier:
 
         Raises ConfigError if the folder can't be used.
         """
-        assert _FOLDER.fullmatch(layout.fingerprint), layout.fingerprint
+        assert FOLDER.fullmatch(layout.fingerprint), layout.fingerprint
         self.layout = layout
         self.root = root
         self.folder = root / layout.fingerprint
@@ -328,7 +265,7 @@ class DiskTier:
             self._files.close(file)
 
     def _make_room(self, num_bytes: int) -> Room:
-        """Delete segments until `num_bytes` more fit, those used least recently first. Raises OSError if that can't be."""
+        """Delete segments until `num_bytes` more fit, those used least recently first. Raises OSError."""
         if num_bytes > self.max_bytes:
             raise OSError(errno.ENOSPC, f"a segment of {num_bytes} bytes is larger than --disk-cache-size")
         files = sorted(self._files.list(self.root), key=lambda file: (file.used_at, file.path))
@@ -376,8 +313,8 @@ class DiskTier:
 
         Returns the names of those that can't be read any more.
 
-        Those are of the same tenant (Tiers.poll). Deleting too much is a miss later; rewriting a file in place would leave what
-        users wrote on the disk.
+        Those are of the same tenant (Tiers.poll). Deleting too much is a miss later; rewriting a file in place would
+        leave what users wrote on the disk.
         """
         doomed = [
             segment
@@ -404,7 +341,7 @@ class DiskTier:
     # ---------------------------------------------------------------- starting
 
     def _prepare_folder(self) -> None:
-        """Make the folder for this user alone, and see that it can be written to. KV is as private as the text it came from."""
+        """Make the folder for this user alone, and see that it can be written to. KV is as private as its text."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._check_root()
         self.folder.mkdir(exist_ok=True, mode=0o700)
@@ -419,7 +356,8 @@ class DiskTier:
         self._files.remove(probe)
 
     def _check_root(self) -> None:
-        """Whoever could put another folder in the place of ours would choose what is read. In a sticky one only its owner could."""
+        """Whoever could put another folder in the place of ours would choose what is read. In a sticky one only its
+        owner could."""
         status = self.root.stat()
         if status.st_uid not in (0, os.geteuid()):
             raise ConfigError(

@@ -11,8 +11,8 @@ The life of a slot:
     free ──reserve──► reserved ──publish──► ready ──evicted, or dropped──► free
                          └──────drop──────────────────────────────────────►
 
-Whoever reserves a slot or pins it gives it back: a slot that is dropped meanwhile is free again with its last pin. So it is
-never reused under a copy, a read or a write, however late that ends.
+Whoever reserves a slot or pins it gives it back: a slot that is dropped meanwhile is free again with its last pin. So
+it is never reused under a copy, a read or a write, however late that ends.
 """
 
 from collections import OrderedDict
@@ -46,7 +46,8 @@ class Entry:
 
 
 class HostTier:
-    """Slots, and the order in which they are given up: of those on disk the least recently used, then those that aren't.
+    """Slots, and the order in which they are given up: of those on disk the least recently used, then those that
+    aren't.
 
     evicted_pages_total  pages given up for others
     lost_pages_total     of these, those that were still unsaved

@@ -5,8 +5,9 @@
     16 bytes      checksum of all that comes before
     n pages       page_bytes each, from the next multiple of 4096 on
 
-All numbers are little-endian. A checksum is the first 128 bits of a SHA-256; that of a page covers its prefix hash as well, so
-a page can't pass for another. Bytes in, bytes out: this file knows no file names, and nothing of what a page means.
+All numbers are little-endian. A checksum is the first 128 bits of a SHA-256; that of a page covers its prefix hash as
+well, so a page can't pass for another. Bytes in, bytes out: this file knows no file names, and nothing of what a page
+means.
 """
 
 import hashlib

@@ -8,22 +8,25 @@
     tiers.step_done(step)                             # the step is done, and so are its copies
     tiers.poll(now, idle=False)                       # finished I/O; batches for the disk
 
-Pages are named by prefix hashes (events.py): a page here is of some prefix, whoever computed it. `hashes` are those of all whole
-pages of a prompt, HASH_BYTES each, in one string. The tree knows only device pages, and the tiers know no tree.
+Pages are named by prefix hashes (events.py): a page here is of some prefix, whoever computed it. `hashes` are those of
+all whole pages of a prompt, HASH_BYTES each, in one string. The tree knows only device pages, and the tiers know no
+tree.
 
 Why a copy is always of the right bytes:
 
 1. Only plans write to device pages. A plan does its copies first, and after all earlier plans.
-2. A page is stored from the tree, so it was computed by a step that is done (invariant 3), and nobody writes to it while it is there.
-3. Whatever was stored since the last plan is copied by the next, whichever that is. If the page left the tree meanwhile, it still
-   holds its KV: by 1, the next plan is the first that can write to it, and it copies first.
-4. The copies of a plan stand in the order in which they became necessary: a page that was evicted and leased again is read before
-   it is written to. Loads go to private pages of the request that is being admitted; the tree gets them after the step, as computed
-   ones.
-5. A slot is pinned while a copy, a read or a write uses it (host_tier.py), whatever becomes of the request that wanted it.
+2. A page is stored from the tree, so it was computed by a step that is done (invariant 3), and nobody writes to it
+   while it is there.
+3. Whatever was stored since the last plan is copied by the next, whichever that is. If the page left the tree
+   meanwhile, it still holds its KV: by 1, the next plan is the first that can write to it, and it copies first.
+4. The copies of a plan stand in the order in which they became necessary: a page that was evicted and leased again is
+   read before it is written to. Loads go to private pages of the request that is being admitted; the tree gets them
+   after the step, as computed ones.
+5. A slot is pinned while a copy, a read or a write uses it (host_tier.py), whoever wanted it.
 6. A slot can be found only once what fills it is done; if that fails, or its step is lost, it never can.
 
-The engine's thread alone calls this. Files are read and written in I/O threads, which touch nothing but files and pinned slots.
+The engine's thread alone calls this. Files are read and written in I/O threads, which touch nothing but files and
+pinned slots.
 """
 
 from collections.abc import Callable
@@ -106,7 +109,8 @@ class Loaded(NamedTuple):
 
 
 class Fetch:
-    """Pages on their way to host memory. It holds nothing: whoever waits for it may go, and the pages come all the same.
+    """Pages on their way to host memory. It holds nothing: whoever waits for it may go, and the pages come all the
+    same.
 
     num_pages  that were asked of the disk
     """
@@ -159,8 +163,8 @@ class Tiers:
         """`background` is wanted with a disk.
 
         host_pages  uint8 [slots, page_bytes], see step.Worker
-        copies      of the next plan, in the order in which they became necessary. Others may append theirs, too; who makes
-                    the plan takes them all
+        copies      of the next plan, in the order in which they became necessary. Others may append theirs, too; who
+                    makes the plan takes them all
         """
         assert disk is None or background is not None, "a disk tier needs something to run its I/O"
         self.host = HostTier(len(host_pages))
@@ -182,7 +186,8 @@ class Tiers:
     # ---------------------------------------------------------------- device → host
 
     def store(self, owner: Owner, hashes: bytes, pages: Int32) -> int:
-        """Copy device pages of the tree to host memory with the next plan, unless they are there; how many will be there.
+        """Copy device pages of the tree to host memory with the next plan, unless they are there; how many will be
+        there.
 
         hashes  the prefix hash of each page
         """

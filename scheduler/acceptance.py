@@ -12,7 +12,7 @@ class Acceptance:
     acceptance = Acceptance(0.5)
     acceptance.length(worth=0.1, at=0)                               # 3: the fourth would be right with 0.5⁴ < 0.1
     acceptance.observe(num_drafts=3, num_right=3, worth=0.1, at=4)   # then 7
-    acceptance.observe(num_drafts=7, num_right=0, worth=0.1, at=5)   # then 4; a source that is wrong again and again is asked
+    acceptance.observe(num_drafts=7, num_right=0, worth=0.1, at=5)   # then 4; if wrong again and again, it is asked
                                                                      # for one draft after 1, 2, 4, … 64 tokens
 
     rate        estimated chance that a draft is right if all before it are
@@ -41,7 +41,8 @@ class Acceptance:
         return max(1, int(math.log(worth) / math.log(self.rate))) if worth < 1 else 1
 
     def observe(self, num_drafts: int, num_right: int, *, worth: float, at: int) -> None:
-        """Drafts were verified, which made it `at` generated tokens. Those after the first wrong one say nothing of the rate."""
+        """Drafts were verified, which made it `at` generated tokens. Those after the first wrong one say nothing of the
+        rate."""
         self.num_drafts += num_drafts
         self.num_right += num_right
         self.rate = moved(self.rate, RISE, num_right, num_right < num_drafts)

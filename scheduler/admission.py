@@ -69,7 +69,7 @@ class Admission:
     # ---------------------------------------------------------------- the queue
 
     def enqueue(self, request: Request) -> None:
-        """Wait for admission. The first look-up is made here: however long the queue, no order takes a warm prompt for cold."""
+        """Wait for admission. The first look-up is made here: however long the queue, no warm prompt counts as cold."""
         request.state = State.WAITING
         request.match = self._look_up(request)
         self.tiering.look_up(request)
@@ -85,7 +85,7 @@ class Admission:
         request.match = None
 
     def reasons(self) -> dict[Request, str]:
-        """Why each waiting request waits, in words; in queue order, tenant by tenant. O(n log n), so only when asked for."""
+        """Why each waiting request waits, in words; in queue order, tenant by tenant. O(n log n): only when asked."""
         self.order.sort(self.waiting)
         reasons: dict[Request, str] = {}
         for rank, line in enumerate(self._lines(self.waiting).values()):
@@ -101,8 +101,9 @@ class Admission:
     def backlog(self, tenant: str | None) -> int:
         """Tokens that waiting requests will compute, of one tenant or all. What is cached doesn't count.
 
-        A prefix that several lack counts once, or not at all if a running request computes it. This is an estimate: a prompt
-        is only compared with the first one that computes the same next page. O(waiting requests and their tokens).
+        A prefix that several lack counts once, or not at all if a running request computes it. This is an estimate: a
+        prompt is only compared with the first one that computes the same next page. O(waiting requests and their
+        tokens).
         """
         num_tokens, page_size = 0, self.cache.page_size
         first = self.computing()
@@ -154,7 +155,7 @@ class Admission:
         return [request for line in lines for request in line[: max(1, NUM_CANDIDATES // len(lines))]]
 
     def _lines(self, requests: list[Request]) -> dict[str, list[Request]]:
-        """Requests by tenant, whose order stays. Tenants that were served least come first; of equal ones, the first seen."""
+        """Requests by tenant, whose order stays. Tenants that were served least come first, of equal ones the first."""
         lines: dict[str, list[Request]] = {}
         for request in requests:
             lines.setdefault(self.tenant(request), []).append(request)
@@ -198,7 +199,7 @@ class Admission:
     # ---------------------------------------------------------------- starting
 
     def start(self, request: Request, now: float) -> str:
-        """Lease the pages of all known tokens and of the next one: "", or why they don't fit. A failure changes nothing.
+        """Lease the pages of all known tokens and of the next one: "", or why not, and then nothing has changed.
 
         One page more must be free if others run, so that the newcomer does not preempt somebody in its first steps.
         """

@@ -1,4 +1,4 @@
-"""What a finished step chose for a request, as far as it holds, and what the caller is told of it. Decides nothing else.
+"""What a finished step chose for a request, as far as it holds, and what the caller is told. Decides nothing else.
 
 Drafts are verified here. A row that follows a draft chose its token as if the draft were true: with the request's own
 (seed, position) noise, and the penalties that the draft brings. So each row's choice holds if all drafts before it were
@@ -54,7 +54,7 @@ def chosen(request: Request, row: int, drafts: Int32, result: StepResult) -> Cho
 
 
 def tokens_message(request: Request, got: Chosen, now: float) -> Tokens:
-    """What the caller is told of tokens that the request has already taken in; with the first, also how long it took."""
+    """What the caller is told of tokens that the request has already taken in; with the first, how long it took."""
     prompt_logprobs = None
     if not request.prompt_logprobs_sent:
         prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []

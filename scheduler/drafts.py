@@ -1,18 +1,19 @@
-"""Drafts: guesses at the tokens a request will generate next, so that one step can verify several. Token ids only; no model.
+"""Drafts: guesses at the tokens a request will generate next, so that one step can verify several. No text, no model.
 
 Two sources, asked in this order:
 
     tree      another request went this way before: what followed these tokens then (`PrefixCache.continuation`)
-    prompt    the last 4, 3 or 2 tokens stood here before: what followed them then, in the request's own prompt and output.
-              Prompt look-up decoding (Saxena 2023), LLMA (arXiv:2304.04487)
+    prompt    the last 4, 3 or 2 tokens stood here before: what followed them then, in the request's own prompt and
+              output. Prompt look-up decoding (Saxena 2023), LLMA (arXiv:2304.04487)
 
-    request's tokens    … 5 6 7 8 9 … 5 6 7          the last three stood here before, and 8 9 followed: the drafts are 8 9
-    the step computes   7 8 9                        and chooses the token after each (delivery.py keeps those that hold)
+    request's tokens    … 5 6 7 8 9 … 5 6 7     the last three stood here before, and 8 9 followed: the drafts are 8 9
+    the step computes   7 8 9                   and chooses the token after each (delivery.py keeps those that hold)
 
-A draft costs a row of the step and saves a step if it is right. Of a step that takes s seconds for T tokens, c of them for a
-token more, a token is worth s / T; so a draft pays if it is right with at least c · T / s: a tenth of the time where one stream
-leaves the device idle (reading weights, not computing), nearly always in a step that is full of prompts. How likely the i-th
-draft is right is `rate`^i: learned by request and source (acceptance.py), from a start that is learned over all requests.
+A draft costs a row of the step and saves a step if it is right. Of a step that takes s seconds for T tokens, c of them
+for a token more, a token is worth s / T; so a draft pays if it is right with at least c · T / s: a tenth of the time
+where one stream leaves the device idle (reading weights, not computing), nearly always in a step that is full of
+prompts. How likely the i-th draft is right is `rate`^i: learned by request and source (acceptance.py), from a start
+that is learned over all requests.
 """
 
 from collections.abc import Callable

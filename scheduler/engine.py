@@ -3,7 +3,8 @@
     engine.handle(message)      # Generate, Abort or Call; answers may come at once
     messages = engine.step()    # plan, run, apply; a step may stay in flight (Worker.depth)
 
-Token ids only; no text, no sockets, no processes: `scheduler/process.py` gives it those, `trunkline.LLM` runs it in the caller's.
+Token ids only; no text, no sockets, no processes: `scheduler/process.py` gives it those, `trunkline.LLM` runs it in the
+caller's.
 """
 
 import logging
@@ -115,7 +116,7 @@ class Engine:
     # ---------------------------------------------------------------- messages
 
     def handle(self, message: ToEngine) -> list[FromEngine]:
-        """Take one message; an answer to Generate is the last word about it. What is wrong with a request fails only that."""
+        """Take one message; an answer to Generate is the last word about it. A bad request fails alone."""
         match message:
             case Generate():
                 return self._generate(message)
@@ -184,7 +185,7 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[FromEngine]:
-        """Plan a step and hand it to the worker; then apply the oldest one in flight, unless the worker can hold another.
+        """Plan a step and hand it to the worker; then apply the oldest one in flight, unless it can hold more.
 
         Raises what the worker raises. Requests of that step are gone then; the others, and the engine, can go on.
         """
@@ -260,7 +261,9 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counters since start and gauges of now, for /metrics and the status line."""
-        scheduler, counters, pages = self.scheduler, self.scheduler.counters, self.scheduler.cache.stats()
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        scheduler.cache.tick(self.clock())  # an idle engine takes no steps, and its pins end all the same
+        pages = scheduler.cache.stats()
         return {
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),

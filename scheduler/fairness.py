@@ -1,14 +1,16 @@
 """Fairness between tenants: who was served least goes first. Counts tokens; knows no queue, no pages and no clock.
 
-Virtual token counters, after Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024 (VTC). A tenant is charged for
-what it had computed: each prompt token that was not cached, and each generated token twice, for it keeps a place in a whole step.
+Virtual token counters, after Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024 (VTC). A tenant is
+charged for what it had computed: each prompt token that was not cached, and each generated token twice, for it keeps a
+place in a whole step.
 
     quiet      ▏▏▏                    its requests go first until it was served as much as the others
     flooding   ▏▏▏▏▏▏▏▏▏▏▏▏▏▏▏▏       theirs go on whenever nobody with less waits
 
-Idle time earns next to nothing: when a tenant comes back, its counter is lifted to that of the least served of the active ones,
-less a burst. The paper knows no burst; with it, what a quiet tenant asks for now and then is done in one go, and not in turns
-with those that never pause. Two tenants that both have work all the time still get the same, but for one burst.
+Idle time earns next to nothing: when a tenant comes back, its counter is lifted to that of the least served of the
+active ones, less a burst. The paper knows no burst; with it, what a quiet tenant asks for now and then is done in one
+go, and not in turns with those that never pause. Two tenants that both have work all the time still get the same, but
+for one burst.
 """
 
 from collections import OrderedDict
@@ -18,7 +20,8 @@ from trunkline.scheduler.request import Request
 OUTPUT_WEIGHT = 2
 # The burst, in full steps.
 BURST_STEPS = 16
-# Tenants without requests whose counters are kept at most, because lifting would not settle them. More: who left first is forgiven.
+# Tenants without requests whose counters are kept at most, because lifting would not settle them. More: who left first
+# is forgiven.
 MAX_REMEMBERED = 4096
 
 
@@ -82,8 +85,8 @@ class Fairness:
             del self._idle[tenant]
 
     def charge_prompt(self, request: Request, end: int) -> None:
-        """Tokens of the request are computed up to `end`. Charged are those of its prompt, once: not what was cached, nor what
-        has to be computed again because the engine took the pages back."""
+        """Tokens of the request are computed up to `end`. Charged are those of its prompt, once: not what was cached,
+        nor what has to be computed again because the engine took the pages back."""
         num_new = min(end, request.num_prompt) - request.num_charged
         if num_new > 0:
             request.num_charged += num_new

@@ -1,14 +1,16 @@
-"""n > 1: requests of one group have the same prompt. One of them, the leader, reads it; the others, its followers, fork its pages.
+"""n > 1: requests of one group have the same prompt. One of them, the leader, reads it; the others, its followers, fork
+its pages.
 
     add       r0 leads, r1 and r2 follow it          waiting with it, holding nothing
-    plan      the last chunk of r0's prompt          its last logits are wanted three times: with r0's seed, r1's and r2's
+    plan      the last chunk of r0's prompt          its last logits are wanted three times: with the seed of each
     apply     three first tokens                     of one forward pass
               r1 and r2 get leases on r0's pages     whole pages are shared; one that is full in part is copied (FORK)
     plan      a token each for r0, r1 and r2         the copies come first
 
-Whoever can't fork waits in the queue like everybody else, with the first token it has: no place or no pages are left, or the
-prompt's own logprobs are wanted, which are computed, not shared. If a leader ends before its prompt is read, the first of its
-followers leads the others. What comes out is the same in every case; only how often a prompt is read differs.
+Whoever can't fork waits in the queue like everybody else, with the first token it has: no place or no pages are left,
+or the prompt's own logprobs are wanted, which are computed, not shared. If a leader ends before its prompt is read, the
+first of its followers leads the others. What comes out is the same in every case; only how often a prompt is read
+differs.
 """
 
 from trunkline.config import SchedulerConfig
@@ -32,7 +34,7 @@ class Groups:
         running: list[Request],
         copies: list[PageCopy],
     ) -> None:
-        """`running` and `copies` are the scheduler's own lists: who is forked, and what is copied for it, is appended."""
+        """`running` and `copies` are the scheduler's own lists: who is forked, and what is copied, is appended."""
         self.config = config
         self.cache = cache
         self.admission = admission
@@ -40,22 +42,29 @@ class Groups:
         self.copies = copies
         self._leaders: dict[str, Request] = {}  # by group; their prompts are yet to be read
 
-    def join(self, request: Request) -> bool:
-        """Follow the request of the same group that reads the prompt. False if there is none: the request is to be queued.
+    def leader_of(self, request: Request) -> Request | None:
+        """The request of the same group that reads the prompt for it; None: it has to read the prompt itself.
 
         Prompt and namespace are compared: a group's name is the caller's word, no proof.
         """
-        if not request.group or not self.cache.enabled or not request.wants_token or request.wants_prompt_logprobs:
-            return False
-        leader = self._leaders.setdefault(request.group, request)
-        if leader is request:
-            return False
-        if (leader.namespace, leader.tokens) != (request.namespace, request.tokens):
-            return False
+        leader = self._leaders.get(request.group) if self._can_share(request) else None
+        if leader is None or (leader.namespace, leader.tokens) != (request.namespace, request.tokens):
+            return None
+        return leader
+
+    def lead(self, request: Request) -> None:
+        """Let others of its group follow the request, unless another one leads them already."""
+        if self._can_share(request):
+            self._leaders.setdefault(request.group, request)
+
+    def follow(self, leader: Request, request: Request) -> None:
+        """Wait for the leader to read the prompt."""
         request.state = State.FOLLOWING
         request.leader = leader
         leader.followers.append(request)
-        return True
+
+    def _can_share(self, request: Request) -> bool:
+        return bool(request.group) and self.cache.enabled and request.wants_token and not request.wants_prompt_logprobs
 
     def leave(self, follower: Request) -> None:
         """The follower follows no more, whatever it does next."""
@@ -64,7 +73,7 @@ class Groups:
         follower.leader = None
 
     def disband(self, leader: Request) -> None:
-        """The leader has read its prompt, or never will: the first of those that still follow reads it for the others."""
+        """The leader has read its prompt, or never will: the first that still follows reads it for the others."""
         if self._leaders.get(leader.group) is not leader:
             return
         del self._leaders[leader.group]
@@ -80,7 +89,8 @@ class Groups:
         self.admission.enqueue(first)
 
     def fork(self, leader: Request, request: Request, step: int) -> bool:
-        """Let `request`, which knows the leader's prompt and one token more, run on the leader's pages. False changes nothing.
+        """Let `request`, which knows the leader's prompt and one token more, run on the leader's pages. False changes
+        nothing.
 
         step  the next one, which makes the copy
 

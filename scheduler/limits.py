@@ -7,7 +7,8 @@ from trunkline.errors import QueueFull
 from trunkline.scheduler.pace import Pace
 from trunkline.scheduler.request import Request
 
-# Of the queue: what one tenant alone may fill of it, so that there is room for the others. Without tenants it is everybody's.
+# Of the queue: what one tenant alone may fill of it, so that there is room for the others. Without tenants it is
+# everybody's.
 TENANT_SHARE = 0.75
 # Seconds after which a refused client is asked to come back.
 SOONEST_RETRY, LATEST_RETRY = 1.0, 60.0
@@ -36,7 +37,7 @@ class QueueLimits:
     """
 
     def __init__(self, config: SchedulerConfig, pace: Pace, backlog: Callable[[str | None], int]) -> None:
-        """backlog  tokens that those who wait will compute, of one tenant or all; asked only when somebody is refused"""
+        """backlog  tokens that those who wait will compute, of one tenant or all; asked when somebody is refused"""
         self.config = config
         self.pace = pace
         self.backlog = backlog
@@ -65,7 +66,7 @@ class QueueLimits:
                 raise QueueFull("tokens", whose, seen, most, retry_after=self._retry_after(of))
 
     def enter(self, request: Request) -> None:
-        """It waits. Those that were preempted come back whatever the limits say."""
+        """It waits. Those that were preempted, or can't follow any more, come whatever the limits say."""
         self._backlogs.clear()
         self.all.add(1, request.num_tokens)
         self.by_tenant.setdefault(request.namespace.tenant, Size()).add(1, request.num_tokens)
@@ -80,7 +81,7 @@ class QueueLimits:
             del self.by_tenant[request.namespace.tenant]
 
     def _retry_after(self, tenant: str | None) -> float:
-        """Seconds in which half of what waits is read, of one tenant or all: then there is room for those that come back."""
+        """Seconds in which half of what waits is read, of one tenant or all: then there is room for who comes back."""
         if tenant not in self._backlogs:
             self._backlogs[tenant] = self.backlog(tenant)
         seconds = self._backlogs[tenant] * self.pace.seconds_per_token / 2

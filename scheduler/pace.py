@@ -1,4 +1,4 @@
-"""What a step costs here, learned while the engine runs: the queue's order, the size of chunks and the tiers decide by it.
+"""What a step costs here, learned while it runs: the queue's order, the size of chunks and the tiers go by it.
 
     seconds of a step  =  base  +  per prompt token · prompt tokens  +  per sequence · generating sequences
                        +  per context token · sum of the prompt tokens' positions
@@ -10,13 +10,13 @@ Arithmetic alone: no clock, no requests, no pages.
 import math
 from typing import NamedTuple
 
-# The units in which the coefficients are of about one size: prompt tokens of a chunk, sequences of a batch, and such a chunk
-# some thousand tokens into its prompt.
+# The units in which the coefficients are of about one size: prompt tokens of a chunk, sequences of a batch, and such a
+# chunk some thousand tokens into its prompt.
 PROMPT_UNIT = 256.0
 SEQUENCE_UNIT = 16.0
 CONTEXT_UNIT = 4096.0 * PROMPT_UNIT
-# Of a step's seconds, the noise of one measurement. Of a coefficient, its drift from one step to the next, and how unsure of it
-# one can become at all; one that is smaller than a share of the step drifts as if it were as large.
+# Of a step's seconds, the noise of one measurement. Of a coefficient, its drift from one step to the next, and how
+# unsure of it one can become at all; one that is smaller than a share of the step drifts as if it were as large.
 NOISE = 0.1
 DRIFT = 0.02
 DOUBT = 1.0
@@ -32,8 +32,8 @@ Vector = tuple[float, float, float, float]
 
 
 class Coefficients(NamedTuple):
-    """Seconds: of any step, of each token of a prompt in it, of each sequence that generates in it, and of each token that a
-    prompt's token has before it."""
+    """Seconds: of any step, of each token of a prompt in it, of each sequence that generates in it, and of each token
+    that a prompt's token has before it."""
 
     base: float
     per_prompt_token: float
@@ -51,12 +51,13 @@ class Pace:
 
     pace.observe(512, 4, seconds=0.120, context=context_of(0, 512))     # after every step
     pace.seconds(256, 4, context_of(1024, 256))     # 0.074: what such a step will take
-    pace.chunk(4, within=0.050, start=1024)         # 141: prompt tokens that a step of 50 ms has room for beside 4 sequences
+    pace.chunk(4, within=0.050, start=1024)         # 141: prompt tokens for which such a step has 50 ms
 
-    seconds_per_token  what reading one token of a prompt costs where many are read at once, overhead included; 0 until measured
+    seconds_per_token  what reading one token of a prompt costs where many are read at once, overhead included; 0 until
+                       measured
 
-    The coefficients are tracked by a Kalman filter: each step corrects them by as much as it can tell them apart, and they may
-    drift. What the recent steps say nothing about (a batch that never changes, say) stays as it was.
+    The coefficients are tracked by a Kalman filter: each step corrects them by as much as it can tell them apart, and
+    they may drift. What the recent steps say nothing about (a batch that never changes, say) stays as it was.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,8 @@ class Pace:
     def seconds(
         self, num_prompt_tokens: int, num_generating: int, context: float = 0.0, *, num_steps: int = 1
     ) -> float:
-        """What such a step is expected to take, or so many steps with all these prompt tokens in them; 0 until measured."""
+        """What such a step is expected to take, or so many steps with all these prompt tokens in them; 0 until
+        measured."""
         base, prompt, sequence, far = self.coefficients
         return num_steps * (base + sequence * num_generating) + prompt * num_prompt_tokens + far * context
 
@@ -111,7 +113,7 @@ class Pace:
         return int(2 * room / (per_token + math.sqrt(per_token * per_token + 2 * far * room)))
 
     def _correct(self, x: Vector, seconds: float) -> None:
-        """One step of the filter: compare with what was expected, and share the difference out by how unsure each part is."""
+        """One step of the filter: compare with what was expected, and share out the error by how unsure each is."""
         covariance, state = self._covariance, self._state
         for i, most in enumerate(self._largest):
             if x[i] > EXTRAPOLATION * most:

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
     @property
     def own_rows(self) -> range:
-        """The rows that show whether what is computed for [start, end) is sound, whatever becomes of drafts and forks."""
+        """The rows that show whether what is computed for [start, end) is sound, whatever drafts and forks become."""
         return self.rows if self.row is None else range(self.rows.start, self.row + 1)
 
     @property
@@ -58,7 +58,7 @@ class PlanBuilder:
         self._rows: list[LogitsRow] = []
 
     def add(self, request: Request, num_new: int, draft: Draft | None = None) -> Piece:
-        """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new). Drafts may follow its last one."""
+        """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new). Drafts may follow."""
         start, end = request.num_planned, request.num_planned + num_new
         known = request.num_tokens + request.num_in_flight
         token_ids = request.token_ids(start, min(end, request.num_tokens))
@@ -85,7 +85,7 @@ class PlanBuilder:
         return piece
 
     def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int) -> None:
-        """A token row and a logits row for each draft: that chooses what follows if this draft, and all before it, are right."""
+        """A token row and a logits row for each draft: that chooses what follows if all up to it are right."""
         self._token_ids.append(drafts)
         for num in range(1, len(drafts) + 1):
             self._rows.append(self._choose(request, at=at + num, position=position + num, drafts=drafts[:num]))

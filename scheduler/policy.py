@@ -5,10 +5,11 @@ lpm         longest prefix match first (SGLang's; can starve a request whose pro
 dfs-weight  depth first through the tree, the subtree where most requests wait first (SGLang's; it can starve, too)
 shortest    least uncached tokens first (can starve a long prompt). Also called latency
 priority    the request's own priority, then arrival
-window      key = arrival + min(W, gamma · uncached tokens · seconds per token): least uncached work first, and nobody is
-            overtaken by a request that arrived W later or more, since every key lies between arrival and arrival + W
+window      key = arrival + min(W, gamma · uncached tokens · seconds per token): least uncached work first, and nobody
+            is overtaken by a request that arrived W later or more, since every key lies between arrival and arrival + W
 
-Whoever was preempted had its turn already, and goes ahead of all that arrived later; under `priority`, of its own priority.
+Whoever was preempted had its turn already, and goes ahead of all that arrived later; under `priority`, of its own
+priority.
 """
 
 from collections.abc import Callable
@@ -114,8 +115,8 @@ class _Subtree:
 def _sort_depth_first(requests: list[Request]) -> None:
     """Order the whole list by one walk through the part of the tree that the requests match.
 
-    At every node the subtree with the most requests goes first, and whoever matches no further than the node goes last: cold
-    requests after all others. Each node on a path is visited once, so it takes O(n log n + nodes).
+    At every node the subtree with the most requests goes first, and whoever matches no further than the node goes last:
+    cold requests after all others. Each node on a path is visited once, so it takes O(n log n + nodes).
     """
     requests.sort(key=_arrival)
     preempted = [request for request in requests if request.num_preemptions]

@@ -15,8 +15,8 @@ def choose_victim(
 ) -> Request:
     """Whom to preempt so that `needy`, one of `running`, can go on; `needy` itself if there is nobody else.
 
-    1. Of those less urgent than `needy`: the one that loses least work, among those of the lowest priority that arrived less than
-       `window` seconds before the latest of them. Within the window the order is free to serve the whole.
+    1. Of those less urgent than `needy`: the one that loses least work, among those of the lowest priority that arrived
+       less than `window` seconds before the latest of them. Within the window the order is free to serve the whole.
     2. Nobody is: itself. So the most urgent request always goes on.
     3. Who was preempted often enough is left out, as long as any other can go: even a more urgent one.
     """

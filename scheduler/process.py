@@ -60,7 +60,7 @@ class Mailbox:
         self.owner: dict[str, bytes] = {}  # request id -> client
 
     def receive(self, *, block: bool) -> list[tuple[bytes, ToEngine]]:
-        """All messages that have arrived; waits for the first if `block`. A frame that cannot be read is logged and dropped."""
+        """All messages that have arrived; waits for the first if `block`. A frame that can't be read is logged."""
         received: list[tuple[bytes, ToEngine]] = []
         events = dict(self.poller.poll(None if block else 0))
         if STDIN in events and not os.read(STDIN, 4096):

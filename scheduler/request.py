@@ -161,7 +161,8 @@ class Request:
 
     @property
     def num_computable(self) -> int:
-        """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms the cache."""
+        """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms
+        the cache."""
         return self.limit if self.warms else self.limit - 1
 
     @property

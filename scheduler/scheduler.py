@@ -1,7 +1,7 @@
 """The scheduler: decides what each step computes, and applies what it chose.
 
-One idea: a request has known tokens, and computed tokens trail them (scheduler/request.py). A step lets every running request
-catch up as far as the token budget goes; generating is catching up by one.
+One idea: a request has known tokens, and computed tokens trail them (scheduler/request.py). A step lets every running
+request catch up as far as the token budget goes; generating is catching up by one.
 
     scheduler.add(request)            # QUEUE: refused at once if it can never fit
     plan = scheduler.schedule(now)    # PLAN:  running requests first, then admissions in queue order
@@ -125,25 +125,30 @@ class Scheduler:
     def add(self, request: Request) -> list[FromEngine]:
         """Queue a request; one that has nothing to compute is finished at once.
 
-        Raises ContextLengthExceeded if prompt and one token can never fit, QueueFull if too much waits already, and PinRefused
-        if it is only to be kept, and nothing is.
+        Raises ContextLengthExceeded if prompt and one token can never fit, QueueFull if too much waits already, and
+        PinRefused if it is only to be kept, and nothing is.
         """
         check_pin(self.cache, request)
         num_cache_tokens = self.cache.num_pages * self.cache.page_size
         request.sampling.check_length(
             request.num_prompt, max_model_len=self.max_model_len, num_cache_tokens=num_cache_tokens
         )
-        self.admission.limits.check(request)
+        leader = self.groups.leader_of(request)
+        if leader is None:  # who follows takes no place of its own in the queue
+            self.admission.limits.check(request)
         self.requests[request.request_id] = request
         self.fairness.enter(request)
         wants_something = request.wants_token or request.wants_prompt_logprobs or request.warms
         if request.num_to_plan <= 0 or not wants_something:
             return self._finish(request, "length")
-        if not self.groups.join(request):
-            self.counters.prompt_tokens += request.num_prompt  # once for all that follow it
-            if self.cache.enabled and not request.wants_prompt_logprobs:
-                self.reuse.see(request.namespace, bytes(request.tokens), request.num_prompt)
-            self.admission.enqueue(request)
+        if leader is not None:
+            self.groups.follow(leader, request)
+            return []
+        self.groups.lead(request)
+        self.counters.prompt_tokens += request.num_prompt  # once for all that follow it
+        if self.cache.enabled and not request.wants_prompt_logprobs:
+            self.reuse.see(request.namespace, bytes(request.tokens), request.num_prompt)
+        self.admission.enqueue(request)
         return []
 
     @property
@@ -165,11 +170,11 @@ class Scheduler:
     # ---------------------------------------------------------------- plan
 
     def schedule(self, now: float) -> Plan | None:
-        """The next step, or None if nothing can be computed now. `now` in seconds, on the clock of `make_request`'s `arrival`.
+        """The next step, or None if nothing can be computed now. `now` in seconds, on the clock of arrivals.
 
         1. Running requests that generate catch up, by one token each.
-        2. Prompts are read with the tokens that are left, in turn (turns.py): those under way, and, if no page was short, those
-           of waiting requests, which are admitted for it while places and pages last.
+        2. Prompts are read with the tokens that are left, in turn (turns.py): those under way, and, if no page was
+           short, those of waiting requests, which are admitted for it while places and pages last.
         """
         self.now = now
         self.cache.tick(now)
@@ -218,8 +223,8 @@ class Scheduler:
     def _plan_running(self, builder: PlanBuilder, pieces: list[Piece], turns: Turns) -> bool:
         """Let running requests catch up. Returns False if pages were short.
 
-        Budget goes to those that generate first, then to prompts in turn, waiting requests among them; pages go to the most urgent
-        first, so that victims are always the least urgent.
+        Budget goes to those that generate first, then to prompts in turn, waiting requests among them; pages go to the
+        most urgent first, so that victims are always the least urgent.
         """
         num_new: dict[str, int] = {}
         budget = turns.max_tokens
@@ -263,7 +268,7 @@ class Scheduler:
         return num_new == 1 and request.num_planned >= request.num_prompt
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Pages for the first `num_tokens` of a running request, preempting the least urgent (as the last resort, itself)."""
+        """Pages for the first `num_tokens` of a running request, preempting the least urgent, in the end itself."""
         assert request.lease is not None
         while True:
             missing = self.cache.num_pages_of(num_tokens) - request.lease.num_pages
@@ -285,8 +290,8 @@ class Scheduler:
         return priority, request.order
 
     def _preempt(self, request: Request) -> None:
-        """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are evicted,
-        and those that were swapped out, in host memory even then."""
+        """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are
+        evicted, and those that were swapped out, in host memory even then."""
         swapped = self.tiering.swap_out(request)
         self._release(request)
         self.running.remove(request)
@@ -425,7 +430,7 @@ class Scheduler:
             self.cache.commit(lease, bytes(request.tokens), request.num_computed, after_step=self.last_step)
 
     def _release(self, request: Request) -> None:
-        """Give back the lease. What is not published by now never is; pages a step in flight may touch return after it."""
+        """Give back the lease. What is not published by now never is; pages in flight return after their step."""
         if request.lease is None:
             return
         tail = bytes(request.tokens[request.lease.num_shared * self.cache.page_size * TOKEN_BYTES :])
@@ -456,7 +461,7 @@ class Scheduler:
         return [finished_message(request, reason, stop_token_id)]
 
     def check(self) -> None:
-        """Raise AssertionError if requests, leases and pages disagree. Cheap enough for every idle moment; used in tests."""
+        """Raise AssertionError if requests, leases and pages disagree. Cheap enough for every idle moment."""
         self.cache.check()
         self.tiering.check()
         for request in self.requests.values():

@@ -39,8 +39,8 @@ class Arrival:
     """A request to come.
 
     seconds     when, on the virtual clock
-    prompt      token ids from 0 up to FIRST_OUTPUT_TOKEN, at least one, or the bytes of them as int32 little-endian; equal
-                ids are equal text
+    prompt      token ids from 0 up to FIRST_OUTPUT_TOKEN, at least one, or the bytes of them as int32 little-endian;
+                equal ids are equal text
     num_output  tokens that it will generate, at least 1: no two requests generate the same
     tenant      whose it is: tenants share no KV, and the engine is fair between them
     priority    lower is more urgent
@@ -404,5 +404,6 @@ def simulate(
     cache: CacheConfig | None = None,
     scheduler: SchedulerConfig | None = None,
 ) -> Report:
-    """Serve the requests, in ascending order of their seconds, and say how they fared. Arguments and errors as of Simulator."""
+    """Serve the requests, in ascending order of their seconds, and say how they fared. Arguments and errors as of
+    Simulator."""
     return Simulator(cost=cost, cache_tokens=cache_tokens, cache=cache, scheduler=scheduler).run(arrivals)

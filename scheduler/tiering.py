@@ -4,10 +4,11 @@
     tiering.load(request)               # it was: its pages that are in host memory come with the step
     tiering.swap_out(request)           # before it is preempted
 
-Pages are stored when they leave the tree to make room, when a second request uses them, and when their request is preempted;
-with a disk, also when they are pinned, and at the end if all that has not happened.
-They are loaded only where that is quicker than computing them, by what both were measured to take. A waiting request holds nothing:
-what is read for it comes to host memory, whether it still waits or not, and once it has waited too long it is computed.
+Pages are stored when they leave the tree to make room, when a second request uses them, and when their request is
+preempted; with a disk, also when they are pinned, and at the end if all that has not happened.
+They are loaded only where that is quicker than computing them, by what both were measured to take. A waiting request
+holds nothing: what is read for it comes to host memory, whether it still waits or not, and once it has waited too long
+it is computed.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ from trunkline.scheduler.request import Request
 from trunkline.step import PageCopy, Worker
 
 NOTHING = Found(0, 0)
-# A read is waited for as long as computing would take, and computing is still to come if it fails: within these bounds, in seconds.
+# A read is waited for as long as computing would take, and computing is still to come if it fails: within these bounds,
+# in seconds.
 LEAST_PATIENCE = 0.5
 MOST_PATIENCE = 10.0
 
@@ -94,15 +96,16 @@ class Tiering:
         self.tiers.store(Owner.of(node.namespace), node.hashes[first * HASH_BYTES :], pages)
 
     def keep(self, node: Node) -> None:
-        """The prefix that ends at this node is pinned: bring it to disk, if there is one. On the device it stays anyway."""
+        """The prefix that ends at this node is pinned: bring it to disk, if there is one."""
         if self.tiers is not None and self.tiers.disk is not None:
             for above in [*self.cache.tree.path(node)][::-1]:
                 self._store(above, 0, above.pages)
 
     def save(self) -> Iterator[int]:
-        """At the end: store what isn't on disk of pinned prefixes, and of those that were used again, pinned ones first.
+        """At the end: store what isn't on disk of pinned prefixes, and then of those that were used again.
 
-        Yields after every batch the pages in it: before the next, they should be on disk. Nothing may change the tree meanwhile.
+        Yields after every batch the pages in it: before the next, they should be on disk. Nothing may change the tree
+        meanwhile.
         """
         if self.tiers is None or self.tiers.disk is None:
             return
@@ -126,10 +129,10 @@ class Tiering:
             yield num_stored
 
     def swap_out(self, request: Request) -> bool:
-        """Copy a running request's whole pages to host memory, if resuming from there is cheaper than computing them again.
+        """Copy a running request's whole pages to host memory, if that is cheaper than computing them again.
 
-        Only those in the tree, whose step is done. They stay there until they are evicted: resuming finds them in either.
-        False if it will be computed again, but for what the tree still has then.
+        Only those in the tree, whose step is done. They stay there until they are evicted: resuming finds them in
+        either. False if it will be computed again, but for what the tree still has then.
         """
         lease = request.lease
         if self.tiers is None or self.config.preemption_mode == "recompute" or lease is None or not lease.num_shared:
@@ -173,7 +176,7 @@ class Tiering:
         return f"loading {waiting.fetch.num_pages} pages from disk"
 
     def load(self, request: Request) -> dict[str, int]:
-        """The request is admitted and has its lease: copy what is in host memory into its pages, and count it as planned.
+        """The request is admitted and has its lease: copy what is in host memory into its pages, as planned.
 
         Returns the tokens that come so, by the tier they come from: "host" and "disk".
         """
@@ -190,7 +193,8 @@ class Tiering:
         return {tier: num_pages * self.cache.page_size for tier, num_pages in loaded._asdict().items()}
 
     def ghost(self, request: Request, page: int) -> Ghost | None:
-        """What became of a whole page of the request's that no tier has; None: it never was in a lower one, or that is forgotten."""
+        """What became of a whole page of the request's that no tier has; None: it never was in a lower one, or that is
+        forgotten."""
         if self.tiers is None or not len(self.tiers.ghosts):
             return None
         return self.tiers.ghosts.get(self._hashes(request)[page * HASH_BYTES : (page + 1) * HASH_BYTES])

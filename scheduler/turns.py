@@ -1,8 +1,8 @@
 """Turns: who is admitted in a step, one after the other, and who may go before whom.
 
-Whose turn it is: the tenant that was served least goes first (fairness.py), and of its requests the one that the policy puts first
-(policy.py); so do prompts that are being read already. Some have to be passed: they don't fit yet, or wait for what another
-computes. Others may go before them only within bounds, so that waiting has an end:
+Whose turn it is: the tenant that was served least goes first (fairness.py), and of its requests the one that the policy
+puts first (policy.py); so do prompts that are being read already. Some have to be passed: they don't fit yet, or wait
+for what another computes. Others may go before them only within bounds, so that waiting has an end:
 
     r passed, arrived at t         of the same tenant, whoever arrived before t + W may go first
     r was preempted                of the same tenant, whoever arrived before t
@@ -38,7 +38,7 @@ class Turns:
     pieces += turns.admit(before=request)      # those whose turn comes before the rest of a running request's prompt
     pieces += turns.admit()                    # and then all others
 
-    Requests are looked at in turn, each at most once, while there are places, and tokens up to `max_tokens` in the step.
+    Requests are looked at in turn, each at most once, while there are places and, up to `max_tokens`, tokens.
     """
 
     def __init__(self, admission: Admission, builder: PlanBuilder, max_tokens: int, now: float) -> None:
@@ -61,8 +61,8 @@ class Turns:
     def admit(self, before: Request | None = None) -> list[Piece]:
         """Admit requests whose turn it is; their first pieces, added to the builder.
 
-        A request whose next page is just being computed by another waits for it (one step at a time, so at most until the other
-        has read its prompt): the same prefix is computed once.
+        A request whose next page is just being computed by another waits for it (one step at a time, so at most until
+        the other has read its prompt): the same prefix is computed once.
         """
         pieces = []
         while (request := self._next(before)) is not None:

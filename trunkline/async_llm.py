@@ -60,8 +60,8 @@ class AsyncLLM:
     await llm.shutdown()
 
     Leaving the loop early, or cancelling its task, aborts the request within a step; so does `abort(request_id)`.
-    Starting raises StartupError: ModelError, ConfigError, or EngineFailedToStart with the engine's own words. Everything raises EngineDead once
-    the engine process has ended.
+    Starting raises StartupError: ModelError, ConfigError, or EngineFailedToStart with the engine's own words.
+    Everything raises EngineDead once the engine process has ended.
 
     chat_template  path of a Jinja file, or the template itself; None: the model's own
     """
@@ -225,7 +225,8 @@ class AsyncLLM:
         return explain(msgspec.convert(reply, CacheReport), read, page_size=ready.page_size)
 
     def abort(self, request_id: str) -> None:
-        """End a request of `generate` or `chat`: its last output says finish_reason "abort". Unknown ids are ignored."""
+        """End a request of `generate` or `chat`: its last output says finish_reason "abort". Unknown ids are
+        ignored."""
         if generation := self._generations.get(request_id):
             generation.close()
 
@@ -237,14 +238,16 @@ class AsyncLLM:
 
     @property
     def max_tokens_per_request(self) -> int:
-        """Tokens that one request may have, prompt and output: the model's limit or the whole cache, whichever is smaller."""
+        """Tokens that one request may have, prompt and output: the model's limit or the whole cache, whichever is
+        smaller."""
         ready = self._running()[1]
         return min(ready.max_model_len, ready.num_pages * ready.page_size)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True, what: str = "prompt") -> list[int]:
         """Token ids. Text that looks like a special token is one, as in Hugging Face's tokenizers.
 
-        Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it cannot fit.
+        Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it
+        cannot fit.
         """
         self.check_num_characters(len(text), what=what)
         if len(text) < LONG_TEXT:
@@ -291,7 +294,8 @@ class AsyncLLM:
             self._check_prompt(prompt, ready, sampling, what)
             group = f"{request_id}-{next(self._numbers)}" if sampling.n > 1 else ""
             for params in continuations:
-                # Numbered: a caller may use an id again while the last messages of its first use are still on their way.
+                # Numbered: a caller may use an id again while the last messages of its first use are still on their
+                # way.
                 name = f"{request_id}-{next(self._numbers)}"
                 choices[name] = OutputProcessor(
                     self.tokenizer, params, eos_token_ids=ready.eos_token_ids, index=len(requests)

@@ -105,7 +105,8 @@ class ModelNotFound(RequestError):
 
 
 class QueueFull(RequestError):
-    """Too much is waiting already. Type and code are those of OpenAI's rate limits: client libraries try again by themselves."""
+    """Too much is waiting already. Type and code are those of OpenAI's rate limits: client libraries try again by
+    themselves."""
 
     status = 429
     code = "rate_limit_exceeded"

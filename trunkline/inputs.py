@@ -1,6 +1,7 @@
-"""What `LLM` and `AsyncLLM` are given: prompts, and how they are continued where the caller does not say. Knows no engine.
+"""What `LLM` and `AsyncLLM` are given: prompts, and how they are continued if nobody says. Knows no engine.
 
-Callers of the Python API are not parsed by a schema as those of the HTTP API are: what they pass is checked here, in sentences.
+Callers of the Python API are not parsed by a schema as those of the HTTP API are: what they pass is checked here, in
+sentences.
 """
 
 import operator

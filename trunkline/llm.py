@@ -85,8 +85,8 @@ class LLM:
         sampling_params   one for all, or one per prompt; default: SamplingParams(max_tokens=16)
         use_tqdm          a progress bar on a terminal
 
-        Raises RequestError for the first request that is refused; nothing of the batch keeps running then. Raises EngineDead after
-        `close`.
+        Raises RequestError for the first request that is refused; nothing of the batch keeps running then. Raises
+        EngineDead after `close`.
         """
         batch = as_batch(prompts)
         sampling = _one_each(GENERATE_DEFAULT if sampling_params is None else sampling_params, len(batch))
@@ -207,7 +207,8 @@ class _Batch:
             self.take(self.llm.engine.handle(Generate(request_id=name, prompt=token_ids, sampling=params, group=group)))
 
     def take(self, messages: Iterable[FromEngine]) -> int:
-        """Hand each message to its continuation; returns how many of them ended. Raises RequestError for a Failed one."""
+        """Hand each message to its continuation; returns how many of them ended. Raises RequestError for a Failed
+        one."""
         num_ended = 0
         for message in messages:
             assert isinstance(message, Tokens | Finished | Failed)

@@ -1,7 +1,8 @@
-"""How log lines look, in every process of a server: for people, or as JSON for machines. Knows no request and no engine.
+"""How log lines look, in every process of a server: for people, or as JSON for machines. Knows no requests.
 
 configure("api", "text")
-logger.info("request", extra=facts({"id": "cmpl-1", "cached_by_tier": {"device": 48}}, short={"id": "cmpl-1", "cached": 48}))
+line = {"id": "cmpl-1", "cached_by_tier": {"device": 48}}
+logger.info("request", extra=facts(line, short={"id": "cmpl-1", "cached": 48}))
 
 text   INFO 12:00:00 [api] request id=cmpl-1 cached=48
 json   {"time":"2026-05-04T12:00:00.123+00:00","level":"INFO","logger":"trunkline.api","message":"request","id":"cmpl-1",

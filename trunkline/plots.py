@@ -70,8 +70,8 @@ def draw_sweep(points: Sequence["Point"], path: Path, *, title: str) -> None:
 
 
 def _lines(axes: "Axes", points: Sequence["Point"], value: Callable[["Point"], float]) -> None:
-    """A curve for each policy. Where several run on top of each other, they share the line in stripes, and their markers stand
-    side by side: none hides another."""
+    """A curve for each policy. Where several run on top of each other, they share the line in stripes, and their
+    markers stand side by side: none hides another."""
     from matplotlib.transforms import ScaledTranslation
 
     heights = {(point.policy, point.cache_tokens): value(point) for point in points}
@@ -104,9 +104,11 @@ def _lines(axes: "Axes", points: Sequence["Point"], value: Callable[["Point"], f
 
 
 def side_by_side(heights: Mapping[str, tuple[float, ...]], close: float) -> dict[str, tuple[int, int]]:
-    """Who coincides: of each name its place among those that are no further than `close` from the first of them, and their number.
+    """Who coincides: of each name its place among those that are no further than `close` from the first of them, and
+    their number.
 
-    side_by_side({"a": (1.0, 2.0), "b": (5.0, 5.0), "c": (1.0, 2.001)}, 0.01)    # {"a": (0, 2), "b": (0, 1), "c": (1, 2)}
+    side_by_side({"a": (1.0, 2.0), "b": (5.0, 5.0), "c": (1.0, 2.001)}, 0.01)
+    # {"a": (0, 2), "b": (0, 1), "c": (1, 2)}
 
     A name whose heights are NaN is left out: there is nothing to draw.
     """

@@ -3,11 +3,11 @@
     handle = worker.submit(plan)     # returns at once
     result = worker.wait(handle)     # StepResult of that plan
 
-One step may be in flight while the next is planned (`Worker.depth` = 1). A token that the step in flight is still choosing
-is named in the next plan by the logits row that chooses it: `-1 - row`.
+One step may be in flight while the next is planned (`Worker.depth` = 1). A token that the step in flight is still
+choosing is named in the next plan by the logits row that chooses it: `-1 - row`.
 
-Letters: T token rows of the step, R requests in it, P page slots of the longest request, L rows whose logits are wanted.
-Neither side knows text.
+Letters: T token rows of the step, R requests in it, P page slots of the longest request, L rows whose logits are
+wanted. Neither side knows text.
 """
 
 import enum
@@ -31,8 +31,9 @@ class LogitsRow:
     request   index of the request in the plan, 0 … R-1
     at        token row of the step whose hidden state gives the logits, 0 … T-1
     position  absolute position of the token these logits predict; with `seed` it keys the sampling noise
-    sampling  how to choose that token; None: nothing is chosen. Then `target` is scored (prompt logprobs), or the row is only
-              looked at: it fails if what it read is not sound, so that a prompt's chunk is never shared with a NaN in it
+    sampling  how to choose that token; None: nothing is chosen. Then `target` is scored (prompt logprobs), or the row
+              is only looked at: it fails if what it read is not sound, so that a prompt's chunk is never shared with a
+              NaN in it
     seed      64-bit; the request's own, never None
     target    for a prompt's own token: the token id that follows, whose logprob is wanted; -1: none
     logprobs  number of alternatives to report; None: report nothing
@@ -81,9 +82,9 @@ class Plan:
     positions     int32 [T]    [33, 16, 17, 18]
     query_start   int32 [R+1]  [0, 1, 4]           rows query_start[r]:query_start[r+1] belong to request r
     context_len   int32 [R]    [34, 19]            tokens in the cache once this step's rows are written
-    page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   token at position p lies in page_table[r, p // page_size]; 0 pads
+    page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   position p lies in page_table[r, p // page_size]; 0 pads
     rows          L LogitsRow  the rows whose logits are wanted, in the order of `at`
-    copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T = R = L = 0
+    copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T, R, L = 0
     """
 
     step: int
@@ -141,9 +142,10 @@ class Worker(Protocol):
     num_pages      pages of KV storage; page ids are 0 … num_pages-1
     page_size      tokens per page
     page_bytes     bytes of one page, all layers together
-    host_pages     uint8 [host slots, page_bytes]: the slots that `Plan.copies` name, in memory that the engine process reads and
-                   writes, too (the disk tier does); no slots: no tiers. Of a slot only whoever uses it right now knows the content
-    fingerprint    32 hex digits: equal only where the same tokens give the same bytes in a page; "" if there is no disk tier
+    host_pages     uint8 [host slots, page_bytes]: the slots that `Plan.copies` name, in memory that the engine process
+                   reads and writes, too (the disk tier does); no slots: no tiers. Of a slot only whoever uses it right
+                   now knows the content
+    fingerprint    32 hex digits: equal only where the same tokens give the same bytes in a page; "" without a disk tier
     depth          steps that may be in flight while another is planned: 0 or 1
     """
 
@@ -166,7 +168,8 @@ class Worker(Protocol):
     def wait(self, handle: Any) -> StepResult:
         """Block until the step is done.
 
-        An exception means that the step is lost, and with it the requests that took part; an interrupted wait may be repeated.
+        An exception means that the step is lost, and with it the requests that took part; an interrupted wait may be
+        repeated.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How many pages of KV storage and host slots there are: what was asked for, or a share of the memory that is available.
+"""How many pages of KV storage and host slots there are: what was asked for, or a share of what is available.
 
 Counts bytes and pages; knows no model and allocates nothing.
 """
@@ -24,8 +24,8 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
     neither            as many as fit in 4 GiB and in half of the `available` bytes; without prefix caching no more than
                        `max_num_seqs` requests of `max_model_len` tokens can fill
 
-    Raises ConfigError if one request of `max_model_len` tokens, and a page to grow by, would not fit, or if the pages would
-    not fit in the memory available.
+    Raises ConfigError if one request of `max_model_len` tokens, and a page to grow by, would not fit, or if the pages
+    would not fit in the memory available.
     """
     page_size = cache.block_size
     pages_per_request = -(-max_model_len // page_size)
@@ -64,8 +64,8 @@ def size_host_tier(cache: CacheConfig, *, page_bytes: int, available: int) -> in
     """Number of host slots, each of one page.
 
     host_cache_memory   if given, as many as fit in so many bytes
-    disk_cache_dir      if given alone, enough to pass pages through: STAGING_MEMORY, or an eighth of the `available` bytes if
-                        that is less
+    disk_cache_dir      if given alone, enough to pass pages through: STAGING_MEMORY, or an eighth of the `available`
+                        bytes if that is less
     neither             none
 
     Raises ConfigError if not even one page fits, or if they would not fit in the memory available.
@@ -89,7 +89,7 @@ def size_host_tier(cache: CacheConfig, *, page_bytes: int, available: int) -> in
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still use without swapping: the kernel's estimate, or what its cgroups leave if less."""
+    """Bytes that this process can still use without swapping: the kernel's estimate, or what its cgroups leave."""
     try:
         meminfo = _numbers((root / "proc/meminfo").read_text(encoding="utf-8"))
     except FileNotFoundError:  # not Linux: all there is

@@ -4,8 +4,8 @@
     handle = worker.submit(plan)      # checks the plan, starts the step
     result = worker.wait(handle)      # StepResult
 
-A step is: copy pages, fill in the tokens that the step before chose, forward, sample. Without tokens, copying is all of it.
-The plan is all it knows: no requests, no tree.
+A step is: copy pages, fill in the tokens that the step before chose, forward, sample. Without tokens, copying is all of
+it. The plan is all it knows: no requests, no tree.
 """
 
 import time
@@ -70,8 +70,8 @@ class LocalWorker:
     eos_token_ids   any of them ends the text
     max_model_len   tokens of one request, prompt and output together
 
-    depth 0, the default, is right where the CPU is the device: planning ahead would take the cores from the step itself, and
-    compute one token too many for every request that ends. depth 1 pays where cores are left over.
+    depth 0, the default, is right where the CPU is the device: planning ahead would take the cores from the step
+    itself, and compute one token too many for every request that ends. depth 1 pays where cores are left over.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ def _check_rows(plan: Plan) -> None:
 
 
 class Resolved(NamedTuple):
-    """A plan without future tokens, and the rows that can't be answered because a row they build on failed: row -> why."""
+    """A plan without future tokens, and the rows that can't be answered because one before them failed: row -> why."""
 
     plan: Plan
     orphans: dict[int, str]
@@ -179,7 +179,8 @@ class Resolved(NamedTuple):
 def resolve_futures(plan: Plan, previous: StepResult | None) -> Resolved:
     """Put the token that row r of `previous` chose in the place of each `-1 - r`, in token_ids and in the rows' output.
 
-    A request that builds on a failed row is computed with token 0 in its place, for a step is one batch; its rows are orphans.
+    A request that builds on a failed row is computed with token 0 in its place, for a step is one batch; its rows are
+    orphans.
     """
     future = np.flatnonzero(plan.token_ids < 0)
     if not len(future):

@@ -185,6 +185,21 @@ async def test_flush_needs_no_body_but_reads_it(http: httpx.AsyncClient, engine:
     assert len(engine.asked) == 1, "a misspelt field flushes nothing"
 
 
+@pytest.mark.parametrize(
+    ("method", "address", "allowed"),
+    [
+        ("POST", "/v1/cache/flush?cache_salt=s", "only tenant may"),
+        ("DELETE", "/v1/cache?tenant=5f2c41d0", "none may"),
+    ],
+)
+async def test_a_flush_hears_all_that_stands_in_its_address(
+    http: httpx.AsyncClient, engine: NotingEngine, method: str, address: str, allowed: str
+) -> None:
+    response = await http.request(method, address)
+    assert response.status_code == 400 and allowed in response.json()["error"]["message"]
+    assert not engine.asked
+
+
 async def test_pins_of_others_cannot_be_deleted(keyed: httpx.AsyncClient, engine: NotingEngine) -> None:
     assert (await keyed.delete("/v1/cache/pins/7", headers=key("a"))).json() == {"id": 7, "deleted": True}
     method, args = engine.asked[-1]

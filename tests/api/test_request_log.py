@@ -126,6 +126,16 @@ async def test_several_prompts_are_one_line(tokenizer: Tokenizer, log: pytest.Lo
     assert "tiers=device:32 reason=differs:1,unseen:1 completion=24 finish=length:2 " in short(log)
 
 
+async def test_a_prompt_that_was_only_computed_has_no_first_token(
+    tokenizer: Tokenizer, log: pytest.LogCaptureFixture
+) -> None:
+    generation = generate(tokenizer, [tokens("a", b"", cache_report=report("unseen")), finished("a")])
+    await generation.finish()
+    generation.close()
+    logged = line(log)
+    assert (logged["ttft_seconds"], logged["finish_reasons"], logged["error"]) == (None, {"length": 1}, None)
+
+
 async def test_client_that_left(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
     generation = generate(tokenizer, [tokens("a")])
     await anext(generation)

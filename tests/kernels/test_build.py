@@ -75,6 +75,16 @@ def test_the_compiler_complains(home: Path) -> None:
     assert list((home / "cache/trunkline/kernels").iterdir()) == []
 
 
+def test_no_home_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(BuildError, match="no home folder"):
+        build_library()
+
+
 def test_no_compiler(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(home / "nothing"))

@@ -105,6 +105,19 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     assert of(folder, nowhere) == of(folder, nowhere)
 
 
+def test_without_a_home_folder_nothing_is_remembered(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    path = tiny_model(tmp_path / "tiny")
+    checkpoint = open_checkpoint(ModelSource(path=str(path)))
+    assert fingerprint(checkpoint, dtype="float16", numerics="cpu kernels-1", page_size=16) == of(path, cache)
+
+
 def test_a_file_that_vanishes_is_named(tmp_path: Path, cache: Path) -> None:
     folder = tiny_model(tmp_path / "tiny")
     checkpoint = open_checkpoint(ModelSource(path=str(folder)))

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from trunkline.radix.disk_tier import DiskTier, Files
+from trunkline.radix.disk_tier import DiskTier
 from trunkline.radix.events import HASH_BYTES
+from trunkline.radix.files import Files
 from trunkline.radix.segment import Layout, Owner, owner_digest
 from trunkline.radix.tiers import Tiers
 from trunkline.step import CopyKind, PageCopy

@@ -45,6 +45,16 @@ def test_tokens_are_limited_too_but_whoever_is_alone_is_taken() -> None:
     driver.drain()
 
 
+def test_choices_of_one_prompt_take_one_place() -> None:
+    driver = Driver(make_engine(num_pages=200, max_num_seqs=4, max_waiting_requests=1, max_waiting_tokens=50))
+    driver.send(*(generate(f"choice {i}", [2] * 40, group="g", seed=i) for i in range(4)))
+    assert refusals(driver) == {}
+    assert driver.engine.scheduler.admission.limits.all.requests == 1
+    driver.send(generate("more", [3]))
+    assert list(refusals(driver)) == ["more"]
+    assert sum(outcome.finished is not None for outcome in driver.drain().values()) == 4
+
+
 def test_one_tenant_alone_fills_three_quarters_at_most() -> None:
     driver = Driver(make_engine(max_num_seqs=1, max_waiting_requests=8))
     driver.send(generate("running", [1], max_tokens=3))

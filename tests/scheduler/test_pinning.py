@@ -225,6 +225,15 @@ def test_pins_and_unpin() -> None:
     assert num_cached(engine, [*PROMPT, 50], tenant="acme", salt="s") == 12, "it may be evicted, but needn't be"
 
 
+def test_statistics_of_an_idle_engine_count_no_pin_that_has_ended() -> None:
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    run(engine, warm("w", PROMPT, seconds=60))
+    assert engine.stats()["pinned_pages"] == 3
+    clock.now = 60.0
+    assert engine.stats()["pinned_pages"] == 0
+
+
 def test_a_pin_outlives_its_request() -> None:
     engine = make_engine()
     driver = Driver(engine)

@@ -227,10 +227,8 @@ prompts_of_a_tenant = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=
 @given(ours=prompts_of_a_tenant, theirs=prompts_of_a_tenant)
 @settings(deadline=None, max_examples=40)
 def test_what_one_tenant_is_told_says_nothing_of_another(ours: list[list[int]], theirs: list[list[int]]) -> None:
-    """All that tenant B is told is the same, byte for byte, whether or not tenant A has sent the same text, and more.
-
-    A's tokens are those of B, and those 10 higher: not one of the latter shows in any field.
-    """
+    """All that tenant B is told is the same, byte for byte, whether or not tenant A has sent the same text, and more:
+    A's tokens are those of B, and those 10 higher."""
     alone, beside = make_engine(num_pages=512), make_engine(num_pages=512)
     for i, tokens in enumerate([*theirs, *ours, *([token + 10 for token in prompt] for prompt in [*ours, *theirs])]):
         for salt in ("", "s"):
@@ -242,7 +240,6 @@ def test_what_one_tenant_is_told_says_nothing_of_another(ours: list[list[int]], 
         )
         assert from_alone == from_beside
         assert explained(alone, tokens, "b", "t") == explained(beside, tokens, "b", "t")
-        assert not any(10 <= token <= 12 for token in np.frombuffer(from_beside.expected, "<i4"))
     trees = [
         engine.handle(Call(call_id=1, method="tree", args={"tenant": "b", "depth": 9, "limit": 99, "top": 9}))
         for engine in (alone, beside)

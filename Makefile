@@ -38,7 +38,7 @@ test: $(VENV)/.dev  ## everything that needs no real model, with 2,000 examples 
 	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(ARGS)
 
 test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
-	@$(PY) -m pytest --numprocesses 2 --dist loadfile -m "not slow and not real" $(ARGS)
+	@$(PY) -m pytest -m "not slow and not real" $(ARGS)
 
 check: lint  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
 	@$(PY) -m pytest -m real --hypothesis-profile=ci $(ARGS)

@@ -58,12 +58,9 @@ def test_drafts_and_forks_change_nothing(model: str, plain: LLM, sampling: dict[
     assert lone == expected
     with LLM(model, num_pages=256, threads=1) as llm:
         assert said(llm.generate(TEXTS, params, use_tqdm=False)) == expected
-        cold = llm.engine.stats()
         assert said(llm.generate(TEXTS, params, use_tqdm=False)) == expected
-        warm = llm.engine.stats()
-        steps = (cold["step_tokens"]["count"], warm["step_tokens"]["count"] - cold["step_tokens"]["count"])
-        assert sum(warm["spec_decode_num_accepted_tokens_total"].values()) > 0
-        assert "stop" in sampling or steps[1] <= 0.75 * steps[0], steps
+        # How many drafts there are follows measured times: steps are counted where the clock is virtual (test_drafts).
+        assert sum(llm.engine.stats()["spec_decode_num_accepted_tokens_total"].values()) > 0
         llm.engine.scheduler.check()
 
 

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 
 from trunkline import __version__
-from trunkline.cli_parser import EVICTION_HELP, FAIRNESS_HELP, POLICY_HELP, TARGET_HELP, Parser
+from trunkline.cli_engine import POLICY_HELP, add_engine_flags
+from trunkline.cli_parser import Parser
 from trunkline.config import (
     ADMIN_API_KEY_VARIABLE,
     API_KEY_VARIABLE,
     CACHE_SHARING,
     DEVICES,
     DTYPES,
-    EVICTION_POLICIES,
     LOAD_FORMATS,
     LOG_FORMATS,
     POLICIES,
@@ -261,9 +261,7 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
-    group.add_argument(
-        "--block-size", type=int, metavar="N", default=cache.block_size, help="tokens per page of the KV cache"
-    )
+    add_engine_flags(group, "--block-size")
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
@@ -276,9 +274,7 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
         metavar="SIZE",
         help="e.g. 2GiB (default: by the free memory and what the model needs)",
     )
-    group.add_argument(
-        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help=EVICTION_HELP
-    )
+    add_engine_flags(group, "--eviction-policy")
     group.add_argument(
         "--host-cache-memory",
         type=_size,
@@ -314,9 +310,7 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
 
 def _add_scheduling(group: argparse._ArgumentGroup, scheduler: SchedulerConfig) -> None:
     group.add_argument("--scheduling-policy", choices=POLICIES, default=scheduler.policy, help=POLICY_HELP)
-    group.add_argument(
-        "--max-num-seqs", type=int, metavar="N", default=scheduler.max_num_seqs, help="sequences in one step"
-    )
+    add_engine_flags(group, "--max-num-seqs")
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
@@ -324,18 +318,7 @@ def _add_scheduling(group: argparse._ArgumentGroup, scheduler: SchedulerConfig) 
         default=scheduler.max_num_batched_tokens,
         help="tokens in one step: more read prompts faster, fewer keep running streams smoother",
     )
-    group.add_argument(
-        "--target-token-seconds",
-        type=float,
-        metavar="SECONDS",
-        help=TARGET_HELP,
-    )
-    group.add_argument(
-        "--fairness",
-        action=argparse.BooleanOptionalAction,
-        default=scheduler.fairness,
-        help=FAIRNESS_HELP,
-    )
+    add_engine_flags(group, "--target-token-seconds", "--fairness")
     group.add_argument(
         "--max-waiting-requests",
         type=int,

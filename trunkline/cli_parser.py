@@ -14,24 +14,6 @@ from trunkline.errors import shown
 
 ALIKE = 0.8  # of difflib's 0 to 1: below that two flags share a word at most, and mean different things
 
-POLICY_HELP = (
-    "whose turn it is. window: who has least left to read, but nobody is overtaken by those who came 20 s later; fcfs: who came"
-    " first; shortest or latency: who has least left to read; lpm or throughput: who has the longest cached prefix;"
-    " dfs-weight: branch by branch of the prefix tree; priority: the request's own. Compared in docs/scheduling.md"
-)
-EVICTION_HELP = (
-    "which cached prefixes leave first when room is needed. lru: those used least recently; lfu: those found least often; slru:"
-    " those that no second request has used; priority: those of the least urgent requests. See docs/cache.md"
-)
-FAIRNESS_HELP = (
-    "the tenant that was served least has its turn first, and the policy orders the requests within each tenant. Each API key is"
-    " a tenant; with one tenant nothing changes"
-)
-TARGET_HELP = (
-    "wanted longest time between two tokens of a running stream: prompts are read in smaller chunks, and so more slowly, to keep"
-    " it. People who read along: 0.1 to 0.2 (default: none)"
-)
-
 _HOST_CACHE = "--host-cache-memory, a size such as 16GiB"
 
 # Flags of llama-server, vLLM and SGLang that have another name in `trunkline serve`.

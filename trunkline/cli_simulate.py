@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trunkline.cli_parser import EVICTION_HELP, FAIRNESS_HELP, POLICY_HELP, TARGET_HELP
-from trunkline.config import EVICTION_POLICIES, POLICIES, CacheConfig, SchedulerConfig, engine_config
+from trunkline.cli_engine import POLICY_HELP, add_engine_flags
+from trunkline.config import POLICIES, SchedulerConfig, engine_config
 from trunkline.errors import ConfigError, shown
 from trunkline.units import format_bytes
 
@@ -42,7 +42,7 @@ NONE = "–"  # in place of a number that there is none of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline simulate`, on a parser of the caller's."""
-    cache, scheduler = CacheConfig(), SchedulerConfig()
+    scheduler = SchedulerConfig()
 
     group = parser.add_argument_group("traffic")
     group.add_argument(
@@ -109,28 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=scheduler.window_gamma,
         help="window: a second of reading counts as G seconds of waiting, up to W",
     )
-    group.add_argument(
-        "--max-num-seqs", type=int, metavar="N", default=scheduler.max_num_seqs, help="sequences in one step"
-    )
+    add_engine_flags(group, "--max-num-seqs")
     group.add_argument(
         "--max-num-batched-tokens", type=int, metavar="N", help="tokens in one step (default: the profile's)"
     )
-    group.add_argument(
-        "--target-token-seconds",
-        type=float,
-        metavar="SECONDS",
-        help=TARGET_HELP,
-    )
-    group.add_argument(
-        "--fairness",
-        action=argparse.BooleanOptionalAction,
-        default=scheduler.fairness,
-        help=FAIRNESS_HELP,
-    )
-    group.add_argument("--block-size", type=int, metavar="N", default=cache.block_size, help="tokens per page")
-    group.add_argument(
-        "--eviction-policy", choices=EVICTION_POLICIES, default=cache.eviction_policy, help=EVICTION_HELP
-    )
+    add_engine_flags(group, "--target-token-seconds", "--fairness", "--block-size", "--eviction-policy")
 
     group = parser.add_argument_group("output")
     group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hit rate and TTFT against the cache's size")

@@ -160,7 +160,7 @@ class EngineServer:
             device=worker.device,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            tiers=tiers.descriptions if (tiers := engine.scheduler.tiering.tiers) is not None else (),
+            tiers=engine.tiers.descriptions if engine.tiers is not None else (),
         )
         return engine, ready
 

@@ -1,1 +1,1 @@
-"""Constraints on what a model may write: schemas, backends, masks. Not built yet: requests that ask for one are refused."""
+"""Constraints on what a model may write: schemas and their meaning, backends, compilation, masks."""

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = (
     "__version__",
     "config",
+    "constraint",
     "errors",
     "inputs",
     "logs",
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "workers": ("models", "kernels"),
     "grammar": ("models.tokenizer",),
     "scheduler": ("radix", "grammar"),
-    "api": ("models.tokenizer", "models.checkpoint", "grammar.lint", "async_llm"),
+    "api": ("models.tokenizer", "models.checkpoint", "grammar", "async_llm"),
     "trunkline/bench": ("models.tokenizer", "models.checkpoint", "radix"),
 }
 

@@ -7,14 +7,20 @@ print(LLM().generate(["The capital of France is"], SamplingParams(temperature=0,
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "Constraint", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from trunkline.async_llm import AsyncLLM
+    from trunkline.constraint import Constraint
     from trunkline.llm import LLM
     from trunkline.sampling import SamplingParams
 
-_HOMES = {"LLM": "trunkline.llm", "AsyncLLM": "trunkline.async_llm", "SamplingParams": "trunkline.sampling"}
+_HOMES = {
+    "LLM": "trunkline.llm",
+    "AsyncLLM": "trunkline.async_llm",
+    "Constraint": "trunkline.constraint",
+    "SamplingParams": "trunkline.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

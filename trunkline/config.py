@@ -14,6 +14,8 @@ EVICTION_POLICIES = ("lru", "lfu", "slru", "priority")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 CACHE_SHARING = ("key", "all")
 LOG_FORMATS = ("text", "json")
+GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "outlines")
+UNSUPPORTED_POLICIES = ("error", "validate")
 MAX_SPECULATIVE_TOKENS = 64
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -63,6 +65,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_speculative_tokens: int = 8  # drafts a request may have in one step; 0: no speculation
 
 
+class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Compiling what texts must follow."""
+
+    compile_seconds: float = 5.0  # wall time for one grammar; what takes longer is refused
+    cache_bytes: int = 256 * 2**20  # of compiled grammars
+    compile_threads: int = 2
+    forced_tokens: bool = True  # tokens that the grammar leaves no choice about are computed together
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The device."""
 
@@ -81,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     worker: WorkerConfig = WorkerConfig()
+    grammar: GrammarConfig = GrammarConfig()
     log_stats_seconds: float = 10.0  # a status line this often while busy; 0: never
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from trunkline.config import EngineConfig
+from trunkline.constraint import Grammar
 from trunkline.sampling import SamplingParams
 
 
@@ -28,7 +29,8 @@ class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
 
     request_id: str
     prompt: bytes  # token ids, int32 little-endian
-    sampling: SamplingParams  # seed is set
+    sampling: SamplingParams  # seed is set; without its constraint
+    grammar: Grammar | None = None  # what the text must follow
     priority: int = 0  # lower is more urgent, as in vLLM
     tenant: str = ""  # whose request: fairness and quotas count by tenant, and tenants never share KV
     salt: str = ""  # within a tenant, requests with different salts never share KV either
@@ -136,6 +138,8 @@ class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     accepted_tokens: int = 0  # and those of them that were right
     pinned_tokens: int = 0  # of the prompt, if a pin was asked for and the tenant's share allowed it
     pin_id: int | None = None  # of that pin: what the call "unpin" takes
+    grammar_backend: str = ""  # that followed the text, if anything did
+    closed: bool = False  # the text was brought to a legal end because the tokens were used up (close_on_length)
 
 
 class Failed(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):

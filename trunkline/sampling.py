@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from trunkline.constraint import Constraint
 from trunkline.errors import ContextLengthExceeded, InvalidParameter
 
 MAX_N = 128
@@ -26,6 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     SamplingParams(stop=("\\n\\n",), stop_token_ids=(2,))     # either ends the text
     SamplingParams(logprobs=5)                                # 5 alternatives beside each token
     SamplingParams(max_tokens=16, ignore_eos=True)            # exactly 16 tokens
+    SamplingParams(constraint=Constraint(regex="[0-9]{3}"))   # three digits
 
     Raises InvalidParameter, naming the parameter, for a value out of range.
     """
@@ -49,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    constraint: Constraint | None = None  # what the text must follow
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -74,6 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for param in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, param), bool):
                 raise InvalidParameter.of(param, getattr(self, param), "true or false")
+
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise InvalidParameter.of("constraint", self.constraint, "a trunkline.Constraint")
 
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):

@@ -40,6 +40,8 @@ class LogitsRow:
     prompt    prompt token ids, output: generated ids so far; given only if `sampling.penalizes`. An output id may be
               `-1 - row` of the step in flight
     banned    token ids that must not be chosen (end-of-text before min_tokens)
+    mask      row of `Plan.masks` that says which tokens may be chosen; -1: any
+    fallback  token id that may be taken in place of the chosen one (scheduler/…): its logprob is reported, too; -1: none
     """
 
     request: int
@@ -52,6 +54,8 @@ class LogitsRow:
     prompt: Int32 | None = None
     output: Int32 | None = None
     banned: tuple[int, ...] = ()
+    mask: int = -1
+    fallback: int = -1
 
 
 class CopyKind(enum.Enum):
@@ -73,6 +77,16 @@ class PageCopy(NamedTuple):
     target: Int32
 
 
+class Masks(Protocol):
+    """Which tokens the rows of a step may choose. They are filled while the step computes: whoever needs one waits."""
+
+    def wait(self) -> Int32:
+        """int32 [M, ceil(V/32)]: token i is bit i % 32 of word i // 32. Blocks until all are filled; never raises.
+
+        A row without any bit set leaves nothing to choose: it fails.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All that one step needs. Example: request 0 decodes at position 33, request 1 reads a chunk of 3 after 16 cached.
@@ -85,6 +99,7 @@ class Plan:
     page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   position p lies in page_table[r, p // page_size]; 0 pads
     rows          L LogitsRow  the rows whose logits are wanted, in the order of `at`
     copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T, R, L = 0
+    masks         of the rows that name one; None: no row does
     """
 
     step: int
@@ -95,6 +110,7 @@ class Plan:
     page_table: Int32
     rows: tuple[LogitsRow, ...]
     copies: tuple[PageCopy, ...] = ()
+    masks: Masks | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -127,6 +143,7 @@ class StepResult:
     logprobs      one entry per row; None where none was asked for
     failed        row -> why, e.g. its logits held a NaN. Such a request fails alone; its pages are never published
     copy_seconds  what the plan's copies took; 0 if that was not measured
+    fallback_logprobs  row -> of its `fallback` token, where the row asks for logprobs and names one
     """
 
     step: int
@@ -134,6 +151,7 @@ class StepResult:
     logprobs: tuple[RowLogprobs | None, ...]
     failed: dict[int, str] = field(default_factory=dict)
     copy_seconds: float = 0.0
+    fallback_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
 
 
 class Worker(Protocol):

@@ -1,0 +1,1 @@
+"""Regular expressions as trees and automata, meant alike by every reader."""

@@ -6,10 +6,11 @@
 Nothing here imports a backend: that takes seconds for some.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from trunkline.constraint import GrammarSource
+from trunkline.constraint import Grammar, GrammarSource
 from trunkline.errors import RequestError
+from trunkline.grammar.vocabulary import Vocabulary
 from trunkline.step import Int32
 
 
@@ -18,7 +19,7 @@ class Finding(NamedTuple):
 
     pointer  JSON pointer (RFC 6901) into the schema as it was sent; "" is the root
     keyword  e.g. "uniqueItems"
-    reason   half a sentence: why
+    reason   why, as a sentence that begins and ends within another one; "it" is what the keyword says
     """
 
     pointer: str
@@ -45,10 +46,12 @@ class InvalidSchema(Exception):
 class GrammarRefused(RequestError):
     """A constraint cannot be followed: the schema is wrong, or holds what cannot be enforced. Message and `param` say where."""
 
-    code = "unsupported_grammar"
+    code: str | None = "unsupported_grammar"
 
-    def __init__(self, message: str, *, param: str | None = None, findings: tuple[Finding, ...] = ()) -> None:
-        super().__init__(message, param=param)
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, findings: tuple[Finding, ...] = ()
+    ) -> None:
+        super().__init__(message, param=param, code=code)
         self.findings = findings
 
 
@@ -126,3 +129,58 @@ class Backend(Protocol):
 
     def fill_batch(self, matchers: list[Matcher], rows: list[Int32]) -> dict[int, str]:
         """`fill` for each, in parallel where the library can; index -> why for those that failed."""
+
+
+class Compilation(Protocol):
+    """A grammar that is being compiled, or was."""
+
+    @property
+    def done(self) -> bool:
+        """`result` can be asked."""
+
+    def result(self) -> CompiledGrammar:
+        """Raises RequestError: why the grammar cannot be followed."""
+
+    @property
+    def ending(self) -> tuple[int, ...] | None:
+        """With close_on_length: a short whole text, as tokens; None: none was found. Raises as `result`."""
+
+    @property
+    def seconds(self) -> float:
+        """That the source took to compile, maybe for another request. Raises as `result`."""
+
+
+class Check(Protocol):
+    """What a grammar would cost, found out some time later (check.py)."""
+
+    @property
+    def done(self) -> bool:
+        """`result` can be asked."""
+
+    def result(self) -> dict[str, Any]:
+        """Plain fields of the answer."""
+
+
+class Compiler(Protocol):
+    """What the engine's loop asks of the compile service (service.py)."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def submit(self, grammar: Grammar) -> Compilation:
+        """Begin to compile. Never blocks."""
+
+    def check(self, grammar: Grammar) -> Check:
+        """Begin to compile it and to measure what its masks cost. Never blocks."""
+
+    def wait(self, seconds: float) -> None:
+        """Block until something that is being compiled is done, at most so long."""
+
+    def backend(self, name: str) -> Backend:
+        """Of a grammar that was compiled."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges, by names that begin with "grammar_"."""
+
+    def close(self) -> None:
+        """Refuse what is pending. Idempotent."""

@@ -10,6 +10,7 @@ sibling left: what could not be said this way was refused, with its place (inter
 say, for each field here, whether it enforces it; and nothing can be dropped in silence.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -116,6 +117,16 @@ class Objects:
 
 
 Form = Values | Strings | Numbers | Arrays | Objects
+# What ANY stands for.
+ANYTHING: tuple[Form, ...] = (Values(values=("null", "true", "false")), Strings(), Numbers(), Arrays(), Objects())
+
+
+def longest(form: Arrays, has_values: Callable[[Name], bool]) -> int | None:
+    """How many items such an array can have, where not every definition has values; None: any number."""
+    ends = [index for index, name in enumerate((*form.prefix, form.rest)) if not has_values(name)]
+    if form.max_items is not None:
+        ends.append(form.max_items)
+    return min(ends, default=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

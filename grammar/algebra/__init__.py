@@ -1,0 +1,1 @@
+"""From a schema to its forms: conjunction, negation, oneOf and $ref are done away with."""

@@ -1,0 +1,1 @@
+"""What writes grammars for a library, and what compiles them: a folder for each library."""

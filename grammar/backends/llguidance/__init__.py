@@ -1,0 +1,1 @@
+"""llguidance: the first choice for JSON."""

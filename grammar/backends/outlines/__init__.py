@@ -1,0 +1,1 @@
+"""outlines-core: tables for small languages."""

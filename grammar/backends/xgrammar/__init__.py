@@ -1,0 +1,1 @@
+"""XGrammar: what we write for it is EBNF throughout."""

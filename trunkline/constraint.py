@@ -6,7 +6,7 @@ SamplingParams(constraint=Constraint(regex="[0-9]{3}"))
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,24 +14,34 @@ import msgspec
 from trunkline.config import GRAMMAR_BACKENDS, UNSUPPORTED_POLICIES
 from trunkline.errors import InvalidParameter
 
+KEY_ORDERS = ("schema", "any")
 KINDS = ("json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag", "tags")
 
 
 class Tag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`begin`, then JSON that follows `json_schema`, then `end`. Written as they stand: text, not special tokens."""
+    """`begin`, then JSON that follows `json_schema`, then `end`. Text, but for `Tags.special_tokens` in it."""
 
     begin: str
-    json_schema: str  # JSON text; keys in the order in which they are to be written
+    json_schema: str  # JSON text; its `properties` in the order in which they are to be written
     end: str
     where: str = ""  # of the schema in the request, for errors: "tools[0].function.parameters"
+    name: str = ""  # of the function, for errors
+    strict: bool = False  # what cannot be enforced is refused, whatever the constraint and the server say
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tool calls in a text: opening, tags, closing.
 
-    forced    opening tag (separator tag)* closing, and nothing else
-    else      free text; whenever it holds `trigger`, that is the beginning of opening, tags and closing (which begin
-              with `trigger`), and free text may follow again
+    forced    opening tag (separator tag)* closing, and nothing else. With `instead`: either that, or JSON that follows
+              its schema, and nothing else
+    else      free text; whenever it holds `trigger`, that is in the beginning of opening, tags and closing: what comes
+              after it there must follow, and free text may come again. (Every call's beginning holds the trigger, and has
+              the same before it)
+
+    special_tokens  where one of these stands in the texts of a call, it is that one token, and cannot be spelled with
+                    others. Those that a model's vocabulary does not have as special tokens are text. One that ends a text
+                    need not be written where the text ends
+    free_tokens     special tokens that free text may hold: there are no others in it, but for the trigger
     """
 
     tags: tuple[Tag, ...]
@@ -41,15 +51,24 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     separator: str = ""
     closing: str = ""
     at_most: int | None = None  # tags in all; None: any number
+    instead: Tag | None = None  # only if forced; without begin and end
+    special_tokens: tuple[str, ...] = ()
+    free_tokens: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """All that is written around the JSON."""
+        own = [self.opening, self.separator, self.closing]
+        return own + [text for tag in self.tags for text in (tag.begin, tag.end)]
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the text must follow. Exactly one kind is given, the first eight fields.
 
-    json_schema       JSON that is valid under this schema (draft 4 to 2020-12): a mapping, true or false, or its JSON text;
-                      kept as JSON text. Keys are written in the order in which `properties` names them
+    json_schema       JSON that is valid under this schema (draft 4 to 2020-12): a mapping, true or false, its JSON text, or a
+                      pydantic model; kept as JSON text
     json_object       any JSON object
-    regex             the whole text matches (ECMA-262 syntax, no lookaround, no backreferences)
+    regex             the whole text matches (ECMA-262 syntax; most lookarounds, no backreferences)
     choice            the text is one of these strings
     ebnf              a context-free grammar in GBNF, as llama.cpp and XGrammar write it; starts with `root`
     lark              a context-free grammar in Lark's syntax, as llguidance reads it; starts with `start`
@@ -59,11 +78,14 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unsupported       what to do with a keyword that cannot be enforced: one of UNSUPPORTED_POLICIES. "error" refuses the
                       request; "validate" leaves it out and checks the finished text. None: as the server says
     strict            "error" whatever the server says
-    compact           JSON without any whitespace; else at most two characters of it between two tokens of JSON
+    compact           JSON without any whitespace; else the text chooses, once, between that and a space after each comma and colon
+    key_order         one of KEY_ORDERS: in which order the keys of JSON objects are written. "schema": that of `properties`, and
+                      then the others, so that a model can be made to reason before it answers; "any": the model's own
     close_on_length   end the text in time: when as many tokens are left as the shortest known legal ending has, only
                       that ending is allowed
     after             the text begins to follow once this has been written, e.g. "</think>"; "": at once
     where             the parameter, for errors: "response_format"
+    name              what the caller calls the schema, for errors
 
     Raises InvalidParameter if not exactly one kind is given, or one has the wrong type.
     """
@@ -81,9 +103,11 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unsupported: str | None = None
     strict: bool = False
     compact: bool = False
+    key_order: str = "schema"
     close_on_length: bool = False
     after: str = ""
     where: str = "constraint"
+    name: str = ""
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False]
@@ -110,7 +134,18 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """One of KINDS."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None and getattr(self, kind) is not False)
 
+    def fitting(self, is_special: Callable[[str], bool]) -> "Constraint":
+        """For one vocabulary: its tags with those special tokens that are such in it."""
+        tags = self.tags
+        if tags is None or not (tags.special_tokens or tags.free_tokens):
+            return self
+        special, free = (tuple(filter(is_special, texts)) for texts in (tags.special_tokens, tags.free_tokens))
+        tags = msgspec.structs.replace(tags, special_tokens=special, free_tokens=free)
+        return msgspec.structs.replace(self, tags=tags)
+
     def _to_json(self, kind: str, value: Any) -> str:
+        if kind == "json_schema" and hasattr(value, "model_json_schema"):
+            value = value.model_json_schema()
         if not isinstance(value, Mapping | bool):
             raise InvalidParameter.of(
                 f"{self.where}.{kind}", value, "a JSON object" + (" or a boolean" * (kind == "json_schema"))
@@ -137,6 +172,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidParameter.of(
                 "grammar_unsupported", self.unsupported, f"one of {', '.join(UNSUPPORTED_POLICIES)}"
             )
+        if self.key_order not in KEY_ORDERS:
+            raise InvalidParameter.of("key_order", self.key_order, f"one of {', '.join(KEY_ORDERS)}")
         for name in ("strict", "compact", "close_on_length"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter.of(name, getattr(self, name), "true or false")
@@ -146,8 +183,8 @@ class GrammarSource(msgspec.Struct, frozen=True, array_like=True):
     """What one backend compiles.
 
     backend   "llguidance", "xgrammar" or "outlines"
-    kind      llguidance: "grammar" (its own JSON, that holds JSON schema and Lark); xgrammar: "json_schema", "ebnf", "regex",
-              "structural_tag"; outlines: "regex"
+    kind      llguidance: "grammar" (its own JSON, that holds Lark) and "ebnf"; xgrammar: "ebnf" and "structural_tag";
+              outlines: "regex"
     text      in that backend's own language
     is_risky  compiling it may take more time or memory than we would give: try it in a child process first
     """

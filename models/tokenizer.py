@@ -100,6 +100,11 @@ class Tokenizer(ABC):
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
+    def is_special(self, text: str) -> bool:
+        """Whether this is the text of a special token: the whole of it, and of only one."""
+        ids = [token for token in self.encode(text, add_special_tokens=False) if token in self.special_ids]
+        return len(ids) == 1 and self.token_bytes(ids[0]) == text.encode()
+
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text that is already under way; b"" for an id that has no token, whatever its value."""

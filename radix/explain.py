@@ -11,7 +11,8 @@ The cached part ends at a page that is not there: the missing page. The first of
     disabled         prefix caching is off
     short            no page can be found: the prompt is not longer than a page, and its last token is always computed
     prompt_logprobs  the caller's limit ends the search, and it found all up to there
-    complete         the missing page is the one with the prompt's last token, which is always computed
+    complete         the missing page is the one with the prompt's last token, which is always computed; or, where tokens
+                     that follow the prompt are known before it is read, nothing is missing
     computing        a running request of the same namespace computes the missing page next
     evicted          the missing page was in the tree or a lower tier, and has left a ghost
     namespace        the missing page, and all before it, is in another namespace of the same tenant and weights
@@ -91,7 +92,8 @@ def explain(
 ) -> CacheReport:
     """How much of a prompt is cached, and why not more.
 
-    walk       the cached part, from `find`, or from a match of this moment
+    walk       the cached part, from `find`, or from a match of this moment. That may reach beyond the prompt, where what
+               follows it is known: a grammar may force the first tokens of an answer. Only the prompt's own are told of
     tokens     int32 little-endian, at least num_tokens of them
     limit      as in PrefixCache.match
     beyond     pages that lower tiers hold after those of the tree, by the tier's name
@@ -100,20 +102,19 @@ def explain(
     gone       of the page of that number, which no tier has, what lower tiers remember
     """
     in_tree = 0 if walk is None else walk.node.depth + walk.common
-    by_tier = {"device": in_tree, **beyond}
-    num_pages = sum(by_tier.values())
-    seen = CacheReport(
-        prompt_tokens=num_tokens,
-        cached_tokens=num_pages * cache.page_size,
-        cached_by_tier={tier: pages * cache.page_size for tier, pages in by_tier.items() if pages},
-    )
+    pages_by_tier = {"device": in_tree, **beyond}
+    num_pages = sum(pages_by_tier.values())
+    by_tier = first_tokens({tier: pages * cache.page_size for tier, pages in pages_by_tier.items()}, num_tokens)
+    seen = CacheReport(prompt_tokens=num_tokens, cached_tokens=sum(by_tier.values()), cached_by_tier=by_tier)
     num_findable = _num_findable(cache, num_tokens)
     if not cache.enabled:
         return _because(seen, "disabled")
+    if seen.cached_tokens == num_tokens:
+        return _because(seen, "complete")
     if not num_findable:
         return _because(seen, "short")
     if num_pages >= _num_findable(cache, num_tokens, limit):
-        return _because(seen, "complete" if num_pages == num_findable else "prompt_logprobs")
+        return _because(seen, "complete" if num_pages >= num_findable else "prompt_logprobs")
 
     page_bytes = cache.tree.page_bytes
     missing = tokens[in_tree * page_bytes : (num_pages + 1) * page_bytes]  # by the tree; its last page by all tiers
@@ -133,6 +134,15 @@ def explain(
             position = num_pages * cache.page_size + nearest.num_tokens
             return msgspec.structs.replace(seen, reason="differs", position=position, expected=nearest.expected)
     return _because(seen, "unseen")
+
+
+def first_tokens(by_tier: Mapping[str, int], most: int) -> dict[str, int]:
+    """Of tokens found one after the other in some tiers, the first `most`; no tiers that have none of those."""
+    found: dict[str, int] = {}
+    for tier, num_tokens in by_tier.items():
+        if own := min(num_tokens, most - sum(found.values())):
+            found[tier] = own
+    return found
 
 
 def _because(seen: CacheReport, reason: str) -> CacheReport:

@@ -9,10 +9,11 @@ is None means all of them, where it may be None. Asking changes nothing: no node
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from trunkline.constraint import Grammar
 from trunkline.errors import InvalidParameter
 from trunkline.messages import CacheReport
 from trunkline.radix.cache import Match
@@ -68,6 +69,17 @@ def _to_read(waiting: Request) -> Reading:
     return Reading.of(waiting.num_tokens - waiting.num_uncached, waiting.num_uncached)
 
 
+@runtime_checkable
+class Later(Protocol):
+    """An answer that takes time. The engine goes on, and asks in every step whether it is there."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def result(self) -> Any:
+        """Only when done."""
+
+
 class Administration:
     """The calls.
 
@@ -92,6 +104,7 @@ class Administration:
             "pins": self.pins,
             "unpin": self.unpin,
             "flush": self.flush,
+            "grammar_check": self.grammar_check,
         }
 
     # ---------------------------------------------------------------- one prompt
@@ -190,6 +203,22 @@ class Administration:
         seconds = pace.seconds(reading.num_tokens, num_generating, reading.context, num_steps=num_steps)
         return seconds if pace.largest_chunk else None
 
+    # ---------------------------------------------------------------- one grammar
+
+    def grammar_check(self, grammar: dict[str, Any]) -> Later:
+        """What a Grammar, as plain values, costs to compile and to follow: see grammar/check.py.
+
+        Raises InvalidParameter if it is none, or if there is nothing to compile it.
+        """
+        try:
+            given = msgspec.convert(grammar, Grammar)
+        except msgspec.ValidationError as error:
+            raise InvalidParameter(f"'grammar' is none: {error}.", param="grammar") from None
+        grammars = self.scheduler.constraints.grammars
+        if grammars is None:
+            raise InvalidParameter("This engine has no tokenizer to compile grammars for.", param="grammar")
+        return grammars.check(given)
+
     # ---------------------------------------------------------------- the whole
 
     def tree(self, tenant: str | None, depth: int, limit: int, top: int) -> dict[str, Any]:
@@ -212,7 +241,8 @@ class Administration:
         """Who waits, first in turn first, and why; and who runs. In tokens, and in seconds since arrival."""
         now, requests = self.clock(), self.scheduler.requests.values()
         waiting = [
-            self._in_queue(request, now) | {"cached_tokens": request.num_tokens - request.num_uncached, "why": why}
+            self._in_queue(request, now)
+            | {"cached_tokens": min(request.num_tokens - request.num_uncached, request.num_prompt), "why": why}
             for request, why in self.scheduler.admission.reasons().items()
         ]
         waiting += [

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from trunkline.config import SchedulerConfig
 from trunkline.radix.cache import Match, PrefixCache
+from trunkline.radix.explain import first_tokens
 from trunkline.radix.node import TOKEN_BYTES, Node
 from trunkline.scheduler.counters import Counters
 from trunkline.scheduler.fairness import Fairness
@@ -83,6 +84,14 @@ class Admission:
         self.obstacles.pop(request, None)
         self.tiering.forget(request)
         request.match = None
+
+    def extend(self, request: Request, token_ids: list[int]) -> None:
+        """Tokens of a waiting request have become known: it is looked up again."""
+        self.limits.leave(request)
+        request.extend(token_ids)
+        self.limits.enter(request)
+        request.match = self._look_up(request)
+        self.tiering.look_up(request)
 
     def reasons(self) -> dict[Request, str]:
         """Why each waiting request waits, in words; in queue order, tenant by tenant. O(n log n): only when asked."""
@@ -178,8 +187,12 @@ class Admission:
         return True
 
     def computing(self) -> dict[NextPage, Request]:
-        """The pages that running requests compute next."""
-        return {page: request for request in self.running if (page := self.next_page(request))}
+        """The pages that running requests compute next. Nobody waits for one who waits for a grammar."""
+        return {
+            page: request
+            for request in self.running
+            if not (request.awaits_grammar and request.num_to_plan <= 0) and (page := self.next_page(request))
+        }
 
     def next_page(self, request: Request) -> NextPage | None:
         """The whole page that the request computes next, running or once admitted; None if it would not be shared.
@@ -220,9 +233,11 @@ class Admission:
         request.lease = lease
         request.num_computed = request.num_planned = match.num_tokens
         loaded = self.tiering.load(request)
-        request.num_charged = max(request.num_charged, request.num_planned)
-        self.counters.prefix_cache_queries += request.num_tokens
-        for tier, num_tokens in {"device": match.num_tokens, **loaded}.items():
+        request.num_charged = max(request.num_charged, min(request.num_planned, request.num_prompt))
+        # Of a newcomer, what is told of it: its prompt, and not what a grammar forces after that.
+        num_asked = request.num_tokens if report is None else request.num_prompt
+        self.counters.prefix_cache_queries += num_asked
+        for tier, num_tokens in first_tokens({"device": match.num_tokens, **loaded}, num_asked).items():
             self.counters.hits_by_tier[tier] += num_tokens
         if report is not None:
             report = self.reports.at_admission(request, loaded) if loaded else report

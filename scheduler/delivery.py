@@ -6,11 +6,14 @@ chosen, too, and the text is the same with and without drafts, at any temperatur
 
     drafts   7 5 9        the row before "7" chose 7: it was right; the next chose 5; the next 8, so "9" was wrong
     chosen   7 5 8 2      7 5 8 hold; 2 follows a token that is not there
+
+A text that follows a grammar takes each token as soon as it is found to hold.
 """
 
 from typing import NamedTuple
 
 from trunkline.errors import RequestError
+from trunkline.grammar.interface import MatcherFailed
 from trunkline.messages import Failed, Finished, TokenLogprobs, Tokens
 from trunkline.scheduler.request import Request
 from trunkline.step import Int32, RowLogprobs, StepResult
@@ -22,7 +25,8 @@ class Chosen(NamedTuple):
     token_ids     at least one, unless the first row failed
     logprobs      one per token, if asked for
     num_accepted  drafts that were right, of those looked at
-    ended         True if the last token is an end-of-text or stop id that counts
+    ended         True if the text ends with them: by an end-of-text or stop id that counts, or since nothing may follow
+    stop_id       that id, the last token; None if it ended without
     failure       why the row after these tokens failed; None if it didn't, or if nobody needs it
     """
 
@@ -30,27 +34,44 @@ class Chosen(NamedTuple):
     logprobs: list[TokenLogprobs] | None
     num_accepted: int
     ended: bool = False
+    stop_id: int | None = None
     failure: str | None = None
 
 
 def chosen(request: Request, row: int, drafts: Int32, result: StepResult) -> Chosen:
     """What rows row, row + 1, … of a step chose, up to the first token that is not its draft, or that ends the text."""
-    token_ids: list[int] = []
-    logprobs: list[TokenLogprobs] | None = None if request.sampling.logprobs is None else []
-    num_accepted = 0
+    got = Chosen([], None if request.sampling.logprobs is None else [], 0)
     for at, draft in enumerate([*drafts.tolist(), None], start=row):
         if at in result.failed:
-            return Chosen(token_ids, logprobs, num_accepted, failure=result.failed[at])
-        token_id = int(result.token_ids[at])
-        token_ids.append(token_id)
-        if logprobs is not None:
-            logprobs.append(token_logprobs(result.logprobs[at]))
-        num_accepted += token_id == draft
-        if request.ends_with(token_id, request.num_output + len(token_ids)):
-            return Chosen(token_ids, logprobs, num_accepted, ended=True)
+            return got._replace(failure=result.failed[at])
+        token_id, scored = int(result.token_ids[at]), result.logprobs[at]
+        ends = request.ends_with(token_id, request.num_output + len(got.token_ids) + 1)
+        if request.text is not None and not ends:
+            settled = request.text.settle(token_id)
+            if settled is None:
+                return got._replace(ended=True)
+            if settled != token_id:
+                token_id, scored = settled, result.fallback_logprobs.get(at)
+                if got.logprobs is not None and scored is None:
+                    break  # its logprob is not known after a draft: the next step chooses it again
+            try:
+                taken = request.text.take(token_id)
+            except MatcherFailed as error:
+                return got._replace(failure=f"The grammar cannot be followed any further: {error}")
+            ends = not taken and request.text.ends_with(token_id)
+            if not taken and not ends:
+                return got._replace(failure=f"Token {token_id} was chosen, which the grammar does not allow.")
+        got.token_ids.append(token_id)
+        if got.logprobs is not None:
+            got.logprobs.append(token_logprobs(scored))
+        got = got._replace(num_accepted=got.num_accepted + (token_id == draft))
+        if ends:
+            return got._replace(ended=True, stop_id=token_id)
+        if request.text is not None and request.text.is_over:
+            return got._replace(ended=True)
         if token_id != draft:
             break
-    return Chosen(token_ids, logprobs, num_accepted)
+    return got
 
 
 def tokens_message(request: Request, got: Chosen, now: float) -> Tokens:
@@ -86,6 +107,8 @@ def finished_message(request: Request, reason: str, stop_token_id: int | None = 
         accepted_tokens=sum(source.num_right for source in request.drafting.values()),
         pinned_tokens=request.pin.num_tokens if request.pin is not None else 0,
         pin_id=request.pin.pin_id if request.pin is not None else None,
+        grammar_backend=request.text.backend if request.text is not None else "",
+        closed=request.text is not None and request.text.closed,
     )
 
 

@@ -82,7 +82,9 @@ class Drafter:
         for source, find in self.sources.items():
             length = min(self._acceptance(request, source).length(self._worth, request.num_output), most)
             if length > 0 and (found := find(request, length)):
-                token_ids = _up_to_end(request, np.frombuffer(found, "<i4"))
+                token_ids = _as_far_as_allowed(request, np.frombuffer(found, "<i4"))
+                if not len(token_ids):
+                    continue
                 missing = self.cache.num_pages_of(request.num_tokens + len(token_ids)) - request.lease.num_pages
                 if missing <= 0 or self.cache.grow(request.lease, missing):
                     return Draft(source, token_ids)
@@ -140,8 +142,10 @@ def _last_place(tokens: bytes, size: int) -> int | None:
     return None
 
 
-def _up_to_end(request: Request, token_ids: Int32) -> Int32:
-    """Nothing follows a token that ends the text."""
+def _as_far_as_allowed(request: Request, token_ids: Int32) -> Int32:
+    """Nothing follows a token that ends the text, or that its grammar refuses."""
+    if request.text is not None:
+        token_ids = token_ids[: request.text.num_valid(token_ids.tolist())]
     for index, token_id in enumerate(token_ids.tolist()):
         if token_id in request.end_ids:
             return token_ids[: index + 1]

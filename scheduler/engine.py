@@ -19,12 +19,13 @@ import numpy as np
 
 from trunkline.config import EngineConfig
 from trunkline.errors import InvalidParameter, RequestError
+from trunkline.grammar.interface import Compiler
 from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngine
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.document_order import DocumentOrder
 from trunkline.radix.events import Namespace
 from trunkline.radix.tiers import Background, Tiers
-from trunkline.scheduler.administration import Administration
+from trunkline.scheduler.administration import Administration, Later
 from trunkline.scheduler.delivery import failed_message
 from trunkline.scheduler.scheduler import Scheduler
 from trunkline.scheduler.tiering import open_tiers
@@ -35,7 +36,7 @@ logger = logging.getLogger("trunkline.engine")
 LONGEST_DELIVERY = 300.0  # seconds between a request's arrival and its message's: more is not believed
 SAVING_SECONDS = 3.0  # for what is brought to disk at the end: whoever ends the process waits no more than five
 LEAST_CLOSING_SECONDS = 0.5  # of these, for what is being written
-READING_SECONDS = 0.01  # how long a step may wait for the disk if there is nothing to compute
+READING_SECONDS = 0.01  # how long a step may wait for the disk, or for a grammar, if there is nothing to compute
 
 
 class StepTotals(msgspec.Struct):
@@ -57,6 +58,13 @@ class StepInFlight(NamedTuple):
     submitted_at: float
 
 
+class LateReply(NamedTuple):
+    """A call that is not answered yet."""
+
+    call_id: int
+    result: Later
+
+
 class Engine:
     """Continues requests, many at once.
 
@@ -65,6 +73,7 @@ class Engine:
     vocab_size     prompts with other token ids are refused
     clock          seconds, monotonic; passed in so that tests and simulations own the time
     background     runs the disk tier's reads and writes; None: threads
+    grammars       compiles what texts must follow, and is closed with the engine; None: such requests are refused
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class Engine:
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
+        grammars: Compiler | None = None,
     ) -> None:
         self.worker = worker
         self.vocab_size = vocab_size
@@ -99,10 +109,14 @@ class Engine:
             max_model_len=max_model_len,
             copies=copies,
             tiers=self.tiers,
+            grammars=grammars,
+            grammar_config=config.grammar,
         )
+        self.grammars = grammars
         self.step_seconds = StepTotals()
         self.step_tokens = StepTotals()
         self._in_flight: deque[StepInFlight] = deque()
+        self._late: list[LateReply] = []
         self._last_applied_at = 0.0
         self._closed = False
         self._document_order = DocumentOrder(cache.tree)
@@ -124,7 +138,8 @@ class Engine:
                 self.scheduler.abort(message.request_id)
                 return []
             case Call():
-                return [self._call(message)]
+                reply = self._call(message)
+                return [] if reply is None else [reply]
 
     def namespace(self, tenant: str, salt: str) -> Namespace:
         """Whose KV a request's is."""
@@ -143,6 +158,7 @@ class Engine:
                 group=message.group,
                 pin_seconds=message.pin_seconds,
                 pin_tokens=message.pin_tokens,
+                grammar=message.grammar,
             )
             return self.scheduler.add(request)
         except RequestError as error:
@@ -167,22 +183,33 @@ class Engine:
             raise InvalidParameter.of("prompt", int(bad), f"token ids from 0 to {self.vocab_size - 1}")
         message.sampling.check_vocabulary(self.vocab_size)
 
-    def _call(self, message: Call) -> Reply:
+    def _call(self, message: Call) -> Reply | None:
+        """None: what is asked takes time, and one of the next steps answers."""
         call = self._calls.get(message.method)
         if call is None:
             known = ", ".join(sorted(self._calls))
             return Reply(call_id=message.call_id, error=f"There is no method {message.method!r}; there are {known}.")
         try:
-            return Reply(call_id=message.call_id, result=call(**message.args))
+            result = call(**message.args)
+            if isinstance(result, Later):
+                self._late.append(LateReply(message.call_id, result))
+                return None
+            return Reply(call_id=message.call_id, result=result)
         except (TypeError, AssertionError, RequestError) as error:
             return Reply(call_id=message.call_id, error=f"{message.method} failed: {error}")
+
+    def _late_replies(self) -> list[FromEngine]:
+        """Answers that are known by now."""
+        done = [late for late in self._late if late.result.done]
+        self._late = [late for late in self._late if late not in done]
+        return [Reply(call_id=late.call_id, result=late.result.result()) for late in done]
 
     # ---------------------------------------------------------------- steps
 
     @property
     def has_work(self) -> bool:
         """True if `step` would do something."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._late)
 
     def step(self) -> list[FromEngine]:
         """Plan a step and hand it to the worker; then apply the oldest one in flight, unless it can hold more.
@@ -191,19 +218,32 @@ class Engine:
         """
         if len(self._in_flight) > self.worker.depth:  # left over by a step whose waiting was interrupted
             return self._apply_oldest()
+        messages = self.scheduler.poll() + self._late_replies()
         plan = self.scheduler.schedule(self.clock())
         if plan is not None:
-            try:
-                handle = self.worker.submit(plan)
-            except Exception:
-                self.scheduler.lose(plan.step, submitted=False)
-                raise
-            self._in_flight.append(StepInFlight(handle, plan, self.clock()))
+            self._submit(plan)
         if plan is not None and len(self._in_flight) <= self.worker.depth:
-            return []
-        if plan is None and not self._in_flight and self.tiers is not None:
-            self.tiers.wait(READING_SECONDS)  # a request may wait for the disk, and for nothing else
-        return self._apply_oldest()
+            return messages
+        if plan is None and not self._in_flight:
+            self._wait()
+        return messages + self._apply_oldest()
+
+    def _submit(self, plan: Plan) -> None:
+        """Give the worker a step, and fill its masks while it computes."""
+        try:
+            handle = self.worker.submit(plan)
+        except Exception:
+            self.scheduler.lose(plan.step, submitted=False)
+            raise
+        self._in_flight.append(StepInFlight(handle, plan, self.clock()))
+        self.scheduler.fill_masks(plan.step)
+
+    def _wait(self) -> None:
+        """Nothing can be computed, but somebody may wait for a grammar, or for the disk, and for nothing else."""
+        if self.scheduler.constraints.any_pending or self._late:
+            self.scheduler.constraints.wait(READING_SECONDS)
+        elif self.tiers is not None:
+            self.tiers.wait(READING_SECONDS)
 
     def close(self) -> None:
         """Bring to disk what is to outlive the process, within some seconds, and free the device. Idempotent.
@@ -218,6 +258,8 @@ class Engine:
             except Exception:
                 logger.exception("Not all that should be on disk could be brought there; it will be computed again.")
             self.tiers.close(max(LEAST_CLOSING_SECONDS, deadline - self.clock()))
+        if self.grammars is not None:
+            self.grammars.close()
         self.worker.close()
 
     def _save(self, tiers: Tiers, deadline: float) -> None:
@@ -291,6 +333,7 @@ class Engine:
             "tier_errors_total": self.tiers.errors if self.tiers is not None else {},
             "step_seconds": msgspec.to_builtins(self.step_seconds),
             "step_tokens": msgspec.to_builtins(self.step_tokens),
+            **scheduler.constraints.stats(),
         }
 
     def check(self) -> dict[str, Any]:

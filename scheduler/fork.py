@@ -45,10 +45,15 @@ class Groups:
     def leader_of(self, request: Request) -> Request | None:
         """The request of the same group that reads the prompt for it; None: it has to read the prompt itself.
 
-        Prompt and namespace are compared: a group's name is the caller's word, no proof.
+        Prompt, namespace and grammar are compared: a group's name is the caller's word, no proof. With the same grammar,
+        all of them have it at the same time, and so can choose their first tokens together.
         """
         leader = self._leaders.get(request.group) if self._can_share(request) else None
-        if leader is None or (leader.namespace, leader.tokens) != (request.namespace, request.tokens):
+        if leader is None or (leader.namespace, leader.tokens, leader.grammar) != (
+            request.namespace,
+            request.tokens,
+            request.grammar,
+        ):
             return None
         return leader
 

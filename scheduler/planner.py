@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trunkline.scheduler.drafts import Draft
+from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.request import Request
 from trunkline.step import Int32, LogitsRow, PageCopy, Plan
 
@@ -47,12 +48,15 @@ class PlanBuilder:
     builder = PlanBuilder(7, eos_token_ids=frozenset({2}))
     piece = builder.add(request, num_new=16)    # its next 16 tokens
     plan = builder.build(page_size=16)
+
+    masks  of the rows that choose for texts which follow a grammar
     """
 
     def __init__(self, step: int, eos_token_ids: frozenset[int]) -> None:
         self.step = step
         self.eos_token_ids = eos_token_ids
         self.num_tokens = 0
+        self.masks = StepMasks()
         self._pieces: list[Piece] = []
         self._token_ids: list[Int32] = []
         self._rows: list[LogitsRow] = []
@@ -65,35 +69,53 @@ class PlanBuilder:
         if end > request.num_tokens:
             token_ids = np.append(token_ids, np.int32(-1 - request.row_in_flight))
         self._token_ids.append(token_ids)
-        first, row, last = len(self._rows), None, self.num_tokens + num_new - 1
+        first, row, last, mask = len(self._rows), None, self.num_tokens + num_new - 1, -1
         prompt_rows = self._score_prompt(request, start, end)
         forks: tuple[Fork, ...] = ()
         if end == known and request.wants_token:
             row = len(self._rows)
-            self._rows.append(self._choose(request, at=last, position=end))
+            mask = self._mask(request, draft)
+            self._rows.append(self._choose(request, at=last, position=end, mask=mask))
             if end == request.num_prompt:
                 forks = self._fork(request.followers, at=last, position=end)
-        elif not prompt_rows:  # nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared
+        elif (
+            not prompt_rows or end > request.num_prompt
+        ):  # nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared
             self._rows.append(LogitsRow(request=len(self._pieces), at=last, position=end, sampling=None))
         if draft is not None:
             assert end == request.num_tokens, "drafts follow the last token that is known"
-            self._append_drafts(request, draft.token_ids, at=last, position=end)
+            self._append_drafts(request, draft.token_ids, at=last, position=end, mask=mask)
         rows = range(first, len(self._rows))
         piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions, draft, forks)
         self.num_tokens += num_new + piece.num_drafts
         self._pieces.append(piece)
         return piece
 
-    def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int) -> None:
+    def _mask(self, request: Request, draft: Draft | None = None) -> int:
+        """The mask of the request's next row, which those of the rows after drafts follow; -1: it needs none."""
+        if request.text is None:
+            return -1
+        return self.masks.add(request.text, draft.token_ids.tolist() if draft is not None else [], len(self._rows))
+
+    def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int, mask: int) -> None:
         """A token row and a logits row for each draft: that chooses what follows if all up to it are right."""
         self._token_ids.append(drafts)
         for num in range(1, len(drafts) + 1):
-            self._rows.append(self._choose(request, at=at + num, position=position + num, drafts=drafts[:num]))
+            self._rows.append(
+                self._choose(
+                    request,
+                    at=at + num,
+                    position=position + num,
+                    drafts=drafts[:num],
+                    mask=mask + num if mask >= 0 else -1,
+                )
+            )
 
     def _fork(self, followers: list[Request], *, at: int, position: int) -> tuple[Fork, ...]:
         """Rows for the first tokens of those who have the same prompt."""
         first = len(self._rows)
-        self._rows += [self._choose(follower, at=at, position=position) for follower in followers]
+        for follower in followers:
+            self._rows.append(self._choose(follower, at=at, position=position, mask=self._mask(follower)))
         return tuple(Fork(follower, row) for row, follower in enumerate(followers, start=first))
 
     def _score_prompt(self, request: Request, start: int, end: int) -> range:
@@ -114,7 +136,9 @@ class PlanBuilder:
                 )
         return range(first, len(self._rows))
 
-    def _choose(self, request: Request, *, at: int, position: int, drafts: Int32 = NO_TOKENS) -> LogitsRow:
+    def _choose(
+        self, request: Request, *, at: int, position: int, mask: int = -1, drafts: Int32 = NO_TOKENS
+    ) -> LogitsRow:
         """The row that chooses the request's token at `position`, as if the drafts before it were right."""
         sampling = request.sampling
         prompt = output = None
@@ -124,7 +148,7 @@ class PlanBuilder:
             if request.num_in_flight:
                 output = np.append(output, np.int32(-1 - request.row_in_flight))
         banned: tuple[int, ...] = ()
-        if position - request.num_prompt < sampling.min_tokens:
+        if mask < 0 and position - request.num_prompt < sampling.min_tokens:  # else the mask leaves them out
             banned = (*sorted(self.eos_token_ids), *sampling.stop_token_ids)
         return LogitsRow(
             request=len(self._pieces),
@@ -136,6 +160,8 @@ class PlanBuilder:
             prompt=prompt,
             output=output,
             banned=banned,
+            mask=mask,
+            fallback=request.text.fallback if request.text is not None and not len(drafts) else -1,
         )
 
     def build(self, page_size: int, copies: tuple[PageCopy, ...] = ()) -> Plan:
@@ -159,4 +185,5 @@ class PlanBuilder:
             page_table=page_table,
             rows=tuple(self._rows),
             copies=copies,
+            masks=self.masks if len(self.masks) else None,
         )

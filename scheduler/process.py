@@ -21,6 +21,8 @@ import zmq
 
 from trunkline import logs
 from trunkline.errors import StartupError
+from trunkline.grammar.service import CompileService
+from trunkline.grammar.vocabulary import Vocabulary
 from trunkline.messages import (
     Abort,
     Call,
@@ -58,6 +60,8 @@ class Mailbox:
         self.parent_gone = False
         self.clients: list[bytes] = []
         self.owner: dict[str, bytes] = {}  # request id -> client
+        self.callers: dict[int, tuple[bytes, int]] = {}  # our number of a call -> client, and its own number
+        self.num_calls = 0
 
     def receive(self, *, block: bool) -> list[tuple[bytes, ToEngine]]:
         """All messages that have arrived; waits for the first if `block`. A frame that can't be read is logged."""
@@ -81,13 +85,23 @@ class Mailbox:
         if messages:
             self.socket.send_multipart([client, encode(messages)])
 
+    def numbered(self, client: bytes, call: Call) -> Call:
+        """The call under a number that no other client's has: its answer may come later."""
+        self.num_calls += 1
+        self.callers[self.num_calls] = (client, call.call_id)
+        return msgspec.structs.replace(call, call_id=self.num_calls)
+
     def deliver(self, messages: list[FromEngine]) -> None:
-        """Send each message about a request to the client that asked for it, one frame per client."""
+        """Send each message to the client that asked for it, one frame per client."""
         frames: dict[bytes, list[FromEngine]] = {}
         for message in messages:
-            assert not isinstance(message, Loading | Ready | Reply)
-            if client := self.owner.get(message.request_id):
-                frames.setdefault(client, []).append(message)
+            assert not isinstance(message, Loading | Ready)
+            if isinstance(message, Reply):
+                client, call_id = self.callers.pop(message.call_id)
+                frames.setdefault(client, []).append(msgspec.structs.replace(message, call_id=call_id))
+                continue
+            if asker := self.owner.get(message.request_id):
+                frames.setdefault(asker, []).append(message)
             if isinstance(message, Finished | Failed):  # the last word about it
                 self.owner.pop(message.request_id, None)
         for client, batch in frames.items():
@@ -143,12 +157,18 @@ class EngineServer:
         from trunkline.workers.worker import load_worker
 
         worker, config = load_worker(self.config, self._on_progress), self.config.scheduler
+        tokenizer = worker.tokenizer
+        assert tokenizer is not None, "load_worker reads it"
         engine = Engine(
             self.config,
             worker,
             eos_token_ids=worker.eos_token_ids,
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
+            # Nothing is built, and no library imported, before the first grammar comes.
+            grammars=CompileService(
+                lambda: Vocabulary(tokenizer, worker.vocab_size, worker.eos_token_ids), self.config.grammar
+            ),
         )
         ready = Ready(
             max_model_len=worker.max_model_len,
@@ -178,6 +198,9 @@ class EngineServer:
     def _take(self, engine: Engine, ready: Ready, client: bytes, message: ToEngine) -> None:
         if isinstance(message, Call) and message.method == "hello":
             self.mailbox.send(client, [ready])
+            return
+        if isinstance(message, Call):
+            self.mailbox.deliver(engine.handle(self.mailbox.numbered(client, message)))
             return
         answers = engine.handle(message)
         self.mailbox.send(client, answers)

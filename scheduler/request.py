@@ -6,14 +6,17 @@
     planned   [0, num_planned)        KV written, or being written by a step in flight
     to do     [num_planned, num_tokens + num_in_flight)
 
-Reading a prompt, reading it in chunks, generating, and resuming after a preemption are all "planned trails known".
-Token ids only; no text here.
+Reading a prompt, reading it in chunks, generating, taking in tokens that a grammar forced, and resuming after a preemption
+are all "planned trails known". Token ids only; no text here.
 """
 
 import enum
 
 import numpy as np
 
+from trunkline.constraint import Grammar
+from trunkline.grammar.interface import Compilation
+from trunkline.grammar.text import ConstrainedText
 from trunkline.messages import CacheReport, TokenLogprobs
 from trunkline.radix.cache import Lease, Match, Pin
 from trunkline.radix.events import NOBODY, Namespace
@@ -21,6 +24,9 @@ from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.acceptance import Acceptance
 from trunkline.step import Int32
+
+# Tokens that a grammar forces at most at once: a larger chunk would hold up other running streams.
+MOST_FORCED = 64
 
 
 class State(enum.Enum):
@@ -45,10 +51,12 @@ class Request:
         "arrival",
         "cache_report",
         "cached_tokens",
+        "compilation",
         "drafting",
         "end_ids",
         "followers",
         "forked_in",
+        "grammar",
         "group",
         "leader",
         "lease",
@@ -76,7 +84,9 @@ class Request:
         "sampling",
         "seed",
         "state",
+        "text",
         "tokens",
+        "untold",
         "warms",
     )
 
@@ -95,6 +105,7 @@ class Request:
         group: str = "",
         pin_seconds: float = 0.0,
         pin_tokens: int | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.tokens = bytearray(prompt)  # int32 little-endian
@@ -110,6 +121,7 @@ class Request:
         self.pin_seconds = pin_seconds  # keep its prompt for so long from when it is computed
         self.pin_tokens = pin_tokens  # of it, only so many first tokens; None: all
         self.warms = pin_seconds > 0 and sampling.max_tokens == 0  # nothing else is wanted of it
+        self.grammar = grammar if sampling.max_tokens != 0 else None  # what the output must follow
         # Prompt and output together never exceed this many tokens.
         self.limit = min(limit, self.num_prompt + sampling.max_tokens) if sampling.max_tokens is not None else limit
 
@@ -124,6 +136,9 @@ class Request:
         self.row_in_flight = -1  # logits row of the step in flight that chooses the next token
         self.num_drafts = 0  # guesses at the tokens after that one, verified by the step in flight
         self.drafting: dict[str, Acceptance] = {}  # by source of drafts
+        self.compilation: Compilation | None = None  # of its grammar,
+        self.text: ConstrainedText | None = None  # and once that is done, its output, which follows it
+        self.untold: list[int] = []  # output that was forced before the prompt was read; told with the next tokens
         self.leader: Request | None = None  # whom it follows while FOLLOWING
         self.followers: list[Request] = []  # who follows it
         self.forked_in = -1  # the step that copies a page for it
@@ -157,13 +172,33 @@ class Request:
         """Tokens that a step could compute now."""
         if self.num_drafts:
             return 0  # what is known next depends on how many of them are right
+        if self.text is not None and self.num_in_flight:
+            return 0  # what may follow depends on the token that is being chosen
         return min(self.num_tokens + self.num_in_flight, self.num_computable) - self.num_planned
 
     @property
     def num_computable(self) -> int:
         """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms
-        the cache."""
-        return self.limit if self.warms else self.limit - 1
+        the cache. The prompt's last one waits for the grammar, since it is computed to choose the first of the output."""
+        most = self.limit if self.warms else self.limit - 1
+        return min(most, self.num_prompt - 1) if self.awaits_grammar else most
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """True until its grammar is compiled, or was refused."""
+        return self.grammar is not None and self.text is None
+
+    @property
+    def generates(self) -> bool:
+        """True if what a step could compute now is the newest token of a text that has begun, or that and tokens which a
+        grammar forced."""
+        most = 1 if self.text is None else 1 + MOST_FORCED
+        return self.num_planned >= self.num_prompt and 0 < self.num_to_plan <= most
+
+    @property
+    def reads(self) -> bool:
+        """True if a step could compute more than that: a prompt, or a text that is resumed."""
+        return self.num_to_plan > 1 and not self.generates
 
     @property
     def wants_token(self) -> bool:
@@ -186,6 +221,11 @@ class Request:
     def append(self, token_id: int) -> None:
         """A chosen token has arrived."""
         self.tokens += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Tokens that were chosen, or forced by a grammar, are known."""
+        for token_id in token_ids:
+            self.append(token_id)
 
     def reset_progress(self) -> None:
         """Forget what was computed (preemption): all known tokens are a prompt again."""

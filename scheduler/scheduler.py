@@ -10,7 +10,11 @@ request catch up as far as the token budget goes; generating is catching up by o
 It knows no text, no tensors, no clock and no process: time is passed in, pages belong to the prefix cache.
 """
 
-from trunkline.config import SchedulerConfig
+from dataclasses import replace
+
+from trunkline.config import GrammarConfig, SchedulerConfig
+from trunkline.constraint import Grammar
+from trunkline.grammar.interface import Compiler
 from trunkline.messages import Failed, FromEngine
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.events import NOBODY, Namespace
@@ -19,6 +23,8 @@ from trunkline.radix.tiers import Tiers
 from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.admission import Admission
+from trunkline.scheduler.audit import audit_idle, audit_request
+from trunkline.scheduler.constraints import Constraints
 from trunkline.scheduler.counters import Counters
 from trunkline.scheduler.delivery import (
     Chosen,
@@ -31,19 +37,19 @@ from trunkline.scheduler.delivery import (
 from trunkline.scheduler.drafts import Draft, Drafter
 from trunkline.scheduler.fairness import BURST_STEPS, Fairness
 from trunkline.scheduler.fork import Groups
+from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.pace import Pace
 from trunkline.scheduler.pinning import check_pin, pin_prompt
 from trunkline.scheduler.planner import NO_TOKENS, Piece, PlanBuilder
 from trunkline.scheduler.preemption import Urgency, choose_victim
 from trunkline.scheduler.request import Request, State
+from trunkline.scheduler.shares import Shares, completes, max_step_tokens
 from trunkline.scheduler.tiering import Tiering
 from trunkline.scheduler.turns import Turns
 from trunkline.step import PageCopy, Plan, StepResult
 
 # Times the pages there are: the largest cache whose hit rate is estimated.
 REUSE_HORIZON = 64
-# Of the wanted time between tokens, what a step is planned to take: what is expected of steps is right on average.
-AIM = 0.9
 
 
 class Scheduler:
@@ -62,6 +68,8 @@ class Scheduler:
         max_model_len: int,
         copies: list[PageCopy] | None = None,
         tiers: Tiers | None = None,
+        grammars: Compiler | None = None,
+        grammar_config: GrammarConfig | None = None,
     ) -> None:
         """`tiers` append to `copies`: those of the next plan, in the order in which they became necessary."""
         self.config = config
@@ -75,6 +83,7 @@ class Scheduler:
         self.admission = Admission(config, cache, self.pace, self.running, self.counters, self.fairness, self.tiering)
         self.groups = Groups(config, cache, self.admission, self.running, self.copies)
         self.drafter = Drafter(config, cache, self.pace, self.counters)
+        self.constraints = Constraints(grammars, grammar_config or GrammarConfig(), self.counters)
         self.reuse = ReuseEstimator(page_size=cache.page_size, horizon=REUSE_HORIZON * cache.num_pages)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
@@ -83,6 +92,7 @@ class Scheduler:
         self.last_step = 0  # newest step submitted
         cache.step_done(self.last_step)  # nothing waits for it: the first step, 1, may never be submitted
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
+        self._masks: dict[int, StepMasks] = {}  # by step in flight, of those that have any
         self._num_arrived = 0
 
     # ---------------------------------------------------------------- queue
@@ -104,6 +114,7 @@ class Scheduler:
         group: str = "",
         pin_seconds: float = 0.0,
         pin_tokens: int | None = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """A Request numbered in order of arrival and limited by the model and the cache."""
         self._num_arrived += 1
@@ -120,15 +131,17 @@ class Scheduler:
             group=group,
             pin_seconds=pin_seconds,
             pin_tokens=pin_tokens,
+            grammar=grammar,
         )
 
     def add(self, request: Request) -> list[FromEngine]:
         """Queue a request; one that has nothing to compute is finished at once.
 
-        Raises ContextLengthExceeded if prompt and one token can never fit, QueueFull if too much waits already, and
-        PinRefused if it is only to be kept, and nothing is.
+        Raises ContextLengthExceeded if prompt and one token can never fit, QueueFull if too much waits already,
+        PinRefused if it is only to be kept, and nothing is, and InvalidParameter if nothing compiles its grammar.
         """
         check_pin(self.cache, request)
+        self.constraints.check(request)
         num_cache_tokens = self.cache.num_pages * self.cache.page_size
         request.sampling.check_length(
             request.num_prompt, max_model_len=self.max_model_len, num_cache_tokens=num_cache_tokens
@@ -139,8 +152,9 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.fairness.enter(request)
         wants_something = request.wants_token or request.wants_prompt_logprobs or request.warms
-        if request.num_to_plan <= 0 or not wants_something:
+        if not wants_something or (request.num_computable <= 0 and not request.awaits_grammar):
             return self._finish(request, "length")
+        self.constraints.enter(request, leader)
         if leader is not None:
             self.groups.follow(leader, request)
             return []
@@ -167,12 +181,34 @@ class Scheduler:
         """True if `schedule` may find something to do, or a step is in flight."""
         return bool(self.waiting or self.running or self._pieces or self.copies or self.tiering.has_work)
 
+    def poll(self) -> list[FromEngine]:
+        """Go on with those whose grammars are compiled. Returns what the callers of others are told."""
+        messages: list[FromEngine] = []
+        for request, error in self.constraints.poll():
+            if error is not None:
+                self._end(request)
+                messages.append(failed_message(request.request_id, error))
+            elif request.text is not None and request.text.is_over:  # nothing is all that may be written
+                messages += self._finish(request, "stop")
+            else:
+                self._begin(request)
+        return messages
+
+    def _begin(self, request: Request) -> None:
+        """What its text must begin with is known before the prompt is read."""
+        request.untold = self.constraints.first(request)
+        if request.state is State.WAITING:
+            self.admission.extend(request, request.untold)
+        else:
+            request.extend(request.untold)
+        self._count_output(request, len(request.untold))
+
     # ---------------------------------------------------------------- plan
 
     def schedule(self, now: float) -> Plan | None:
         """The next step, or None if nothing can be computed now. `now` in seconds, on the clock of arrivals.
 
-        1. Running requests that generate catch up, by one token each.
+        1. Running requests that generate catch up, by one token each and those that a grammar forced (constraints.py).
         2. Prompts are read with the tokens that are left, in turn (turns.py): those under way, and, if no page was
            short, those of waiting requests, which are admitted for it while places and pages last.
         """
@@ -192,6 +228,8 @@ class Scheduler:
         self.last_step += 1
         self.tiering.step_planned(self.last_step)
         self._pieces[self.last_step] = pieces
+        if len(builder.masks):
+            self._masks[self.last_step] = builder.masks
         for piece in pieces:
             piece.request.num_planned = piece.end
             if piece.row is not None:
@@ -201,24 +239,8 @@ class Scheduler:
         return plan
 
     def max_step_tokens(self) -> int:
-        """Tokens of the next step: as many as are allowed, and no more than running streams can wait for.
-
-        A page of prompts at least, so that they are read to the end whatever the target.
-        """
-        most, target = self.config.max_num_batched_tokens, self.config.target_token_seconds
-        num_generating = sum(self._generates(request, request.num_to_plan) for request in self.running)
-        if target is None or not num_generating:
-            return most
-        chunk = self.pace.chunk(num_generating, within=AIM * target, start=self._next_position())
-        return min(most, num_generating + max(self.cache.page_size, chunk))
-
-    def _next_position(self) -> int:
-        """Where prompts are read next: the furthest of those under way, or else of the request that waits first."""
-        reading = [request.num_planned for request in self.running if request.num_to_plan > 1]
-        if not reading and self.waiting:
-            first = self.waiting[0]
-            return first.num_tokens - first.num_uncached
-        return max(reading, default=0)
+        """Of the next step, see shares.max_step_tokens."""
+        return max_step_tokens(self.config, self.pace, self.running, self.waiting, self.cache.page_size)
 
     def _plan_running(self, builder: PlanBuilder, pieces: list[Piece], turns: Turns) -> bool:
         """Let running requests catch up. Returns False if pages were short.
@@ -226,31 +248,24 @@ class Scheduler:
         Budget goes to those that generate first, then to prompts in turn, waiting requests among them; pages go to the
         most urgent first, so that victims are always the least urgent.
         """
-        num_new: dict[str, int] = {}
-        budget = turns.max_tokens
-        generating = [request for request in self.running if request.num_to_plan <= 1]
-        reading = [request for request in self.running if request.num_to_plan > 1]
-        by_budget = sorted(generating, key=self._urgency) + sorted(reading, key=turns.turn)
-        for request in by_budget:
-            num_new[request.request_id] = min(request.num_to_plan, budget)
-            budget -= num_new[request.request_id]
-        num_generating = sum(self._generates(request, num_new[request.request_id]) for request in by_budget)
-        self.drafter.start_step(sum(num_new.values()) - num_generating, num_generating)
+        shares = Shares(self.running, turns.max_tokens, urgency=self._urgency, turn=turns.turn)
+        budget, num_generating = shares.left, shares.num_generating
+        self.drafter.start_step(shares.num_tokens - num_generating, num_generating)
         enough = True
-        served: set[str] = set()
+        served: set[Request] = set()
         for request in sorted(self.running, key=self._urgency):
-            n = num_new[request.request_id]
+            n = shares.num_new[request]
             if n > 0 and request.state is State.RUNNING:
                 if self._make_room(request, request.num_planned + n):
-                    served.add(request.request_id)
+                    served.add(request)
                 else:
                     enough = False
-        enough = enough and all(request.state is State.RUNNING for request in by_budget)  # nobody was preempted
-        for request in by_budget:
-            if enough and request.num_to_plan > 1:
+        enough = enough and all(request.state is State.RUNNING for request in shares.order)  # nobody was preempted
+        for request in shares.order:
+            if enough and request.reads:
                 pieces += turns.admit(before=request)
-            n = min(num_new[request.request_id], turns.max_tokens - builder.num_tokens)
-            if n > 0 and request.request_id in served and request.state is State.RUNNING:
+            n = min(shares.num_new[request], turns.max_tokens - builder.num_tokens)
+            if n > 0 and request in served and request.state is State.RUNNING:
                 draft = self._draft(request, n, budget)
                 pieces.append(builder.add(request, n, draft))
                 self.fairness.charge_prompt(request, pieces[-1].end)
@@ -259,13 +274,9 @@ class Scheduler:
 
     def _draft(self, request: Request, num_new: int, budget: int) -> Draft | None:
         """Guesses to be verified beside the request's last token, if no step in flight is still choosing one."""
-        if request.num_in_flight or not self._generates(request, num_new):
+        if request.num_in_flight or not completes(request, num_new):
             return None
         return self.drafter.propose(request, budget)
-
-    def _generates(self, request: Request, num_new: int) -> bool:
-        """True if `num_new` is one token more of a text that has begun."""
-        return num_new == 1 and request.num_planned >= request.num_prompt
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Pages for the first `num_tokens` of a running request, preempting the least urgent, in the end itself."""
@@ -300,6 +311,11 @@ class Scheduler:
         self.admission.enqueue(request)
         self.counters.preemptions_by_way["swap" if swapped else "recompute"] += 1
 
+    def fill_masks(self, step: int) -> None:
+        """Fill the masks of a step that the worker has been given."""
+        if step in self._masks:
+            self.constraints.fill(self._masks[step])
+
     # ---------------------------------------------------------------- apply
 
     def apply(self, result: StepResult, now: float) -> list[FromEngine]:
@@ -308,6 +324,8 @@ class Scheduler:
         self.cache.tick(now)
         messages: list[FromEngine] = []
         pieces = self._pieces.pop(result.step)
+        if (masks := self._masks.pop(result.step, None)) is not None:
+            result = replace(result, failed=result.failed | masks.failed)
         self.cache.step_done(result.step)
         self.tiering.step_done(result.step, result.copy_seconds)
         for piece in pieces:
@@ -327,7 +345,7 @@ class Scheduler:
                 self._end(request)
                 messages.append(failed_message(request.request_id, refused))
                 continue
-            if piece.end == request.num_prompt:
+            if piece.start < request.num_prompt <= piece.end:
                 messages += self._fork(piece, result)
             messages += self._deliver(piece, got)
         return messages
@@ -335,6 +353,8 @@ class Scheduler:
     def lose(self, step: int, *, submitted: bool) -> None:
         """A step has failed as a whole: forget who took part in it, for nobody knows what was written."""
         pieces = self._pieces.pop(step)
+        if (masks := self._masks.pop(step, None)) is not None:
+            masks.abandon()
         self.tiering.step_lost(step)
         if submitted:
             self.cache.step_done(step)
@@ -358,10 +378,10 @@ class Scheduler:
         request.prompt_logprobs += [token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
         if piece.row is not None:
             drafts = piece.draft.token_ids if piece.draft is not None else NO_TOKENS
-            got = chosen(request, piece.row, drafts, result)
+            found = chosen(request, piece.row, drafts, result)
             request.num_in_flight -= 1
-            self._take(request, got)
-            request.num_computed += len(got.token_ids) - 1
+            got = self._take(request, found)
+            request.num_computed += len(found.token_ids) - 1
         if piece.draft is not None and got is not None:
             request.num_drafts = 0
             request.num_planned = request.num_computed
@@ -369,19 +389,27 @@ class Scheduler:
         self._publish(request)
         return got
 
-    def _take(self, request: Request, got: Chosen) -> None:
-        for token_id in got.token_ids:
-            request.append(token_id)
-        self.counters.generation_tokens += len(got.token_ids)
-        self.fairness.charge_output(request, len(got.token_ids))
+    def _take(self, request: Request, got: Chosen) -> Chosen:
+        """Append what was chosen, and what a grammar forces after it. Returns all tokens the caller is yet to be told."""
+        request.extend(got.token_ids)
+        forced = [] if got.ended or got.failure is not None else self.constraints.next(request)
+        request.extend(forced)
+        self._count_output(request, len(got.token_ids) + len(forced))
+        untold, request.untold = request.untold, []
+        ended = got.ended or (bool(forced) and request.text is not None and request.text.is_over)
+        return got._replace(token_ids=[*untold, *got.token_ids, *forced], ended=ended)
+
+    def _count_output(self, request: Request, num_tokens: int) -> None:
+        self.counters.generation_tokens += num_tokens
+        self.fairness.charge_output(request, num_tokens)
 
     def _deliver(self, piece: Piece, got: Chosen | None) -> list[FromEngine]:
         """The tokens the piece chose, and the end of the request if that is it."""
         request = piece.request
         if got is not None:
             return self._tell(request, got)
-        if request.num_computed < request.num_computable:
-            return []  # more of the prompt is to come
+        if request.wants_token or request.num_computed < request.num_computable:
+            return []  # more of the prompt is to come, or its grammar
         return [tokens_message(request, Chosen([], None, 0), self.now), *self._finish(request, "length")]
 
     def _tell(self, request: Request, got: Chosen) -> list[FromEngine]:
@@ -389,9 +417,9 @@ class Scheduler:
         messages: list[FromEngine] = [tokens_message(request, got, self.now)] if got.token_ids else []
         if got.failure is not None:
             return [*messages, self._fail(request, got.failure)]
-        if got.ended:
-            return messages + self._finish(request, "stop", stop_token_id=got.token_ids[-1])
-        if request.num_tokens >= request.limit:
+        if got.ended and not (request.text is not None and request.text.closed):
+            return messages + self._finish(request, "stop", stop_token_id=got.stop_id)
+        if got.ended or request.num_tokens >= request.limit:
             return messages + self._finish(request, "length")
         return messages
 
@@ -407,8 +435,7 @@ class Scheduler:
             self.groups.leave(follower)
             follower.cached_tokens, follower.cache_report = leader.cached_tokens, leader.cache_report
             follower.admitted_at, follower.num_charged = leader.admitted_at, leader.num_charged
-            got = chosen(follower, row, NO_TOKENS, result)
-            self._take(follower, got)
+            got = self._take(follower, chosen(follower, row, NO_TOKENS, result))
             messages += self._tell(follower, got)
             if follower.state is State.FOLLOWING and not self.groups.fork(leader, follower, self.last_step + 1):
                 self.admission.enqueue(follower)
@@ -449,6 +476,7 @@ class Scheduler:
         request.state = State.FINISHED
         request.match = None
         del self.requests[request.request_id]
+        self.constraints.leave(request)
         self.fairness.leave(request)
         self.groups.disband(request)
 
@@ -465,21 +493,8 @@ class Scheduler:
         self.cache.check()
         self.tiering.check()
         for request in self.requests.values():
-            held = request.lease is not None and not request.lease.released
-            assert held == (request.state is State.RUNNING), (
-                f"{request.request_id} is {request.state} with lease {request.lease}"
-            )
-            assert (request.match is not None) == (request.state is State.WAITING), f"{request.request_id}: no look-up"
-            assert request.num_computed <= request.num_planned <= request.num_tokens + request.num_in_flight
-            if request.lease is not None:
-                shared, room = (n * self.cache.page_size for n in (request.lease.num_shared, request.lease.num_pages))
-                assert shared <= request.num_computed and request.num_planned <= room, (
-                    f"{request.request_id} has {shared} tokens shared, {request.num_computed} computed,"
-                    f" {request.num_planned} planned, and pages for {room}"
-                )
+            audit_request(request, self.cache.page_size)
         following = sum(len(request.followers) for request in self.requests.values())
         assert len(self.waiting) + len(self.running) + following == len(self.requests)
         if not self.requests and not self._pieces:
-            stats = self.cache.stats()
-            pages = (stats.leased, stats.tree_locked - stats.pinned, stats.in_flight)
-            assert pages == (0, 0, 0), f"idle, yet pages are held: {stats}"
+            audit_idle(self.cache)

@@ -70,10 +70,10 @@ class Turns:
             if obstacle:
                 self.admission.obstacles[request] = obstacle
                 continue
-            pieces.append(
-                self.builder.add(request, min(request.num_to_plan, self.max_tokens - self.builder.num_tokens))
-            )
-            self.admission.fairness.charge_prompt(request, pieces[-1].end)
+            num_new = min(request.num_to_plan, self.max_tokens - self.builder.num_tokens)
+            if num_new:  # all but the last token may be cached, and that one waits for a grammar
+                pieces.append(self.builder.add(request, num_new))
+                self.admission.fairness.charge_prompt(request, pieces[-1].end)
         return pieces
 
     def _next(self, before: Request | None) -> Request | None:

@@ -7,6 +7,7 @@ the page table, so a stale, freed or foreign page shows at once as a wrong token
 import hashlib
 import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -34,6 +35,13 @@ def continuation(
     return tokens[len(prompt) :]
 
 
+def next_allowed(tokens: list[int] | np.ndarray, mask: np.ndarray, vocab_size: int = VOCAB_SIZE) -> int | None:
+    """The token that follows `tokens` under a mask row: the hash's, or the next that is allowed, cyclically; None: there is none."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+    first = next_token(tokens, vocab_size)
+    return next((at % vocab_size for at in range(first, first + vocab_size) if bits[at % vocab_size]), None)
+
+
 class StubWorker:
     """A worker without a model.
 
@@ -42,6 +50,7 @@ class StubWorker:
     host_slots     of its host tier; a page's bytes are its tokens
     fingerprint    of what it computes
     poison_token   a row that reads this token fails, as NaN logits would
+    choose         picks the token of a row with a mask; None: there is none
     plans          every plan it was given
     in_flight      those that are not waited for yet
     """
@@ -57,6 +66,7 @@ class StubWorker:
         host_slots: int = 0,
         fingerprint: str = "",
         poison_token: int | None = None,
+        choose: Callable[[np.ndarray, np.ndarray, int], int | None] = next_allowed,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -67,6 +77,7 @@ class StubWorker:
         self.step_seconds = step_seconds
         self.vocab_size = vocab_size
         self.poison_token = poison_token
+        self.choose = choose
         self.storage = np.full((num_pages, page_size), UNWRITTEN, dtype=np.int32)
         self.plans: list[Plan] = []
         self.in_flight: deque[Plan] = deque()
@@ -112,6 +123,8 @@ class StubWorker:
         chosen = np.full(len(plan.rows), -1, dtype=np.int32)
         logprobs: list[RowLogprobs | None] = []
         failed: dict[int, str] = {}
+        fallbacks: dict[int, RowLogprobs] = {}
+        masks = plan.masks.wait() if plan.masks is not None else None
         for i, row in enumerate(plan.rows):
             num_read = int(plan.positions[row.at]) + 1
             pages = plan.page_table[row.request, : -(-num_read // self.page_size)]
@@ -119,11 +132,21 @@ class StubWorker:
             assert UNWRITTEN not in read, f"step {plan.step} reads a slot that was never written"
             if row.sampling is not None:
                 chosen[i] = next_token(read, self.vocab_size)
+                if row.mask >= 0:
+                    assert masks is not None, f"step {plan.step} has no masks, but a row names one"
+                    allowed = self.choose(read, masks[row.mask], self.vocab_size)
+                    chosen[i] = -1 if allowed is None else allowed
+                    if allowed is None:
+                        failed[i] = "No token is left."
             if self.poison_token is not None and self.poison_token in read:
                 failed[i] = f"Token {self.poison_token} was read."
             token = row.target if row.sampling is None else int(chosen[i])
             logprobs.append(None if row.logprobs is None else self._logprobs(token, row.logprobs))
-        return StepResult(step=plan.step, token_ids=chosen, logprobs=tuple(logprobs), failed=failed)
+            if row.logprobs is not None and row.fallback >= 0:
+                fallbacks[i] = self._logprobs(row.fallback, row.logprobs)
+        return StepResult(
+            step=plan.step, token_ids=chosen, logprobs=tuple(logprobs), failed=failed, fallback_logprobs=fallbacks
+        )
 
     def _resolve(self, token: int) -> int:
         """The token a row of the step before chose, if `token` names one."""

@@ -41,7 +41,8 @@ class LogitsRow:
               `-1 - row` of the step in flight
     banned    token ids that must not be chosen (end-of-text before min_tokens)
     mask      row of `Plan.masks` that says which tokens may be chosen; -1: any
-    fallback  token id that may be taken in place of the chosen one (scheduler/…): its logprob is reported, too; -1: none
+    fallback  token id that may be taken in place of the chosen one (scheduler/constraints.py): its logprob is reported,
+              too; -1: none
     """
 
     request: int

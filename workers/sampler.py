@@ -1,6 +1,8 @@
 """From logits to tokens: penalties, bias, filters, the choice itself, and the log-probabilities reported beside it.
 
-    penalties → logit_bias → banned ids → temperature → min_p → top_k → top_p → argmax of logits + temperature × noise
+    penalties → logit_bias → banned ids → mask → temperature → min_p → top_k → top_p → argmax of logits + temperature × noise
+
+A mask (trunkline/step.py) that leaves one token decides alone: the logits are then only looked at for soundness.
 
 Rows are worked on one at a time, so a row's result can't depend on its neighbours, bit for bit. Noise is a function of
 (seed, position, token id): see workers/noise.py. Log-probabilities are of the model's own distribution, before all of that.
@@ -28,34 +30,79 @@ Float64 = npt.NDArray[np.float64]
 
 
 class Samples(NamedTuple):
-    """token_ids, logprobs and failed as in StepResult."""
+    """token_ids, logprobs, failed and fallback_logprobs as in StepResult."""
 
     token_ids: Int32
     logprobs: tuple[RowLogprobs | None, ...]
     failed: dict[int, str]
+    fallback_logprobs: dict[int, RowLogprobs]
 
 
-def sample(logits: torch.Tensor, rows: Sequence[LogitsRow]) -> Samples:
+def sample(logits: torch.Tensor, rows: Sequence[LogitsRow], masks: Int32 | None = None) -> Samples:
     """Choose one token for each row of logits, float32 [L, V], or score the row's target.
 
-    A row that can't be answered (NaN or infinite logits, every token banned, an id outside the vocabulary) gets token -1
-    and a sentence in `failed`; the other rows are as if it were not there.
+    masks  int32 [M, at least V/32], of the rows that name one; see step.Masks
+
+    A row that can't be answered (NaN or infinite logits, every token banned or masked, an id outside the vocabulary) gets
+    token -1 and a sentence in `failed`; the other rows are as if it were not there.
     """
     assert logits.dtype == torch.float32 and len(logits) == len(rows), (logits.dtype, logits.shape, len(rows))
     token_ids = np.full(len(rows), -1, dtype=np.int32)
     logprobs: list[RowLogprobs | None] = [None] * len(rows)
     failed: dict[int, str] = {}
+    fallbacks: dict[int, RowLogprobs] = {}
     # A tiny temperature overflows to -inf, which is right: that token is never chosen. NaN is looked for explicitly.
     with np.errstate(over="ignore", invalid="ignore"):
         for index, (row_logits, row) in enumerate(zip(logits.contiguous().numpy(), rows, strict=True)):
             try:
-                token_ids[index], logprobs[index] = _sample_row(row_logits, row)
+                mask = None if row.mask < 0 or masks is None else _Mask(masks[row.mask], len(row_logits))
+                token_ids[index], logprobs[index] = _sample_row(row_logits, row, mask)
             except GenerationFailed as failure:
                 failed[index] = failure.message
-    return Samples(token_ids, tuple(logprobs), failed)
+                continue
+            if row.logprobs is not None and row.fallback >= 0:
+                fallbacks[index] = _score(row_logits, row.fallback, row.logprobs)
+    return Samples(token_ids, tuple(logprobs), failed, fallbacks)
 
 
-def _sample_row(logits: Float32, row: LogitsRow) -> tuple[int, RowLogprobs | None]:
+def allowed_tokens(mask: Int32, vocab_size: int) -> Indices:
+    """The token ids below `vocab_size` whose bits are set in a mask row, ascending. Bits beyond stand for nothing."""
+    words = mask[: -(-vocab_size // 32)].astype("<i4", copy=False)
+    bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
+    return np.flatnonzero(bits.view(np.bool_))
+
+
+class _Mask:
+    """A mask row, int32, for `vocab_size` tokens. Its ids are listed only where they are needed: they may be all of them."""
+
+    def __init__(self, words: Int32, vocab_size: int) -> None:
+        self._words = words[: -(-vocab_size // 32)]
+        self._vocab_size = vocab_size
+
+    def __contains__(self, token_id: int) -> bool:
+        return bool(int(self._words[token_id // 32]) >> token_id % 32 & 1)
+
+    @property
+    def ids(self) -> Indices:
+        """See allowed_tokens."""
+        return allowed_tokens(self._words, self._vocab_size)
+
+    @property
+    def at_most_one(self) -> list[int] | None:
+        """The one id, or none; None if there are more."""
+        if np.count_nonzero(self._words) > 2:  # one of them may hold bits beyond the vocabulary only
+            return None
+        lowest: list[int] = []
+        for word in np.flatnonzero(self._words).tolist():
+            bits = int(self._words[word]) & 0xFFFFFFFF
+            while bits and len(lowest) < 2:
+                lowest.append(32 * word + (bits & -bits).bit_length() - 1)
+                bits &= bits - 1
+        ids = [token_id for token_id in lowest if token_id < self._vocab_size]
+        return ids if len(ids) <= 1 else None
+
+
+def _sample_row(logits: Float32, row: LogitsRow, mask: _Mask | None) -> tuple[int, RowLogprobs | None]:
     top = logits.max()  # NaN if any is NaN
     if not np.isfinite(top):
         raise GenerationFailed(
@@ -64,11 +111,23 @@ def _sample_row(logits: Float32, row: LogitsRow) -> tuple[int, RowLogprobs | Non
         )
     token_id = -1
     scored = row.target
-    if row.sampling is not None:
-        scored = token_id = _choose(_adjust(logits, row, row.sampling), row, row.sampling)
+    if row.sampling is not None and mask is not None and (only := mask.at_most_one) is not None:
+        scored = token_id = _only(only, row)
+    elif row.sampling is not None:
+        scored = token_id = _choose(_adjust(logits, row, row.sampling), row, row.sampling, mask)
     if row.logprobs is None or scored < 0:
         return token_id, None
     return token_id, _score(logits, scored, row.logprobs)
+
+
+def _only(allowed: list[int], row: LogitsRow) -> int:
+    """The one token that the mask leaves."""
+    if not allowed:
+        raise GenerationFailed(
+            f"The grammar leaves no token for position {row.position}: no token of this model's vocabulary continues the"
+            " text as it allows. Use another grammar, or write to the maintainers if it is a JSON schema."
+        )
+    return allowed[0]
 
 
 # Adjustments: what makes tokens more or less likely, greedy or not.
@@ -122,11 +181,24 @@ def _check_vocabulary(token_ids: npt.NDArray[np.integer], vocab_size: int, holde
 # The choice.
 
 
-def _choose(logits: Float32, row: LogitsRow, sampling: SamplingParams) -> int:
-    """The chosen token id: the likeliest (of equals the lowest id), or a draw from the filtered softmax."""
+def _choose(logits: Float32, row: LogitsRow, sampling: SamplingParams, mask: _Mask | None) -> int:
+    """The chosen token id: the likeliest (of equals the lowest id), or a draw from the filtered softmax.
+
+    mask  of those that may be chosen; None: all
+    """
     if sampling.greedy:
-        return int(logits.argmax())
-    candidates = _filter(logits, sampling)
+        best = int(logits.argmax())
+        if mask is None or best in mask:  # what a model wants is mostly what its grammar allows
+            return best
+    candidates = _Candidates(None, logits) if mask is None else _Candidates(ids := mask.ids, logits[ids])
+    if mask is not None and candidates.logits.max() == -np.inf:
+        raise GenerationFailed(
+            "No token is left to choose: those that the grammar allows are impossible by the logits, or 'min_tokens'"
+            " or 'logit_bias' forbids them."
+        )
+    if sampling.greedy and candidates.ids is not None:
+        return int(candidates.ids[candidates.logits.argmax()])
+    candidates = _filter(candidates, sampling)
     if candidates.ids is None:
         scores = gumbel_of_all(row.seed, row.position, len(logits))
     else:
@@ -147,14 +219,13 @@ class _Candidates(NamedTuple):
         return _Candidates(indices if self.ids is None else self.ids[indices], self.logits[indices])
 
 
-def _filter(logits: Float32, sampling: SamplingParams) -> _Candidates:
+def _filter(left: _Candidates, sampling: SamplingParams) -> _Candidates:
     """What min_p, then top_k, then top_p leave. Never empty: the likeliest stays.
 
     As in vLLM, top_p is a share of what the filters before it left. Among equal logits the lowest ids stay, so exactly
     top_k tokens are left, and the nucleus is the same wherever it is computed.
     """
-    top = float(logits.max())
-    left = _Candidates(None, logits)
+    top, num_all = float(left.logits.max()), len(left.logits)
     if sampling.min_p > 0:
         left = left.keep(np.flatnonzero(left.logits >= top + sampling.temperature * math.log(sampling.min_p)))
     if 0 < sampling.top_k < len(left.logits):
@@ -163,7 +234,7 @@ def _filter(logits: Float32, sampling: SamplingParams) -> _Candidates:
         left = left.keep(_nucleus(_weights(left.logits, top, sampling.temperature), sampling.top_p))
     # Not a filter but a saving: noise lifts no other token to the top. Making all noise beats picking over a quarter.
     near = left.logits >= top - GUMBEL_SPAN * sampling.temperature
-    if left.ids is not None or 4 * np.count_nonzero(near) < len(logits):
+    if left.ids is not None or 4 * np.count_nonzero(near) < num_all:
         left = left.keep(np.flatnonzero(near))
     return left
 

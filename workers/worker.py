@@ -4,8 +4,8 @@
     handle = worker.submit(plan)      # checks the plan, starts the step
     result = worker.wait(handle)      # StepResult
 
-A step is: copy pages, fill in the tokens that the step before chose, forward, sample. Without tokens, copying is all of
-it. The plan is all it knows: no requests, no tree.
+A step is: copy pages, fill in the tokens that the step before chose, forward, wait for the masks, sample. Without tokens,
+copying is all of it. The plan is all it knows: no requests, no tree, no grammars.
 """
 
 import time
@@ -19,7 +19,7 @@ import numpy as np
 from trunkline.config import EngineConfig
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.fingerprint import fingerprint
-from trunkline.models.tokenizer import load_tokenizer
+from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
 from trunkline.workers.memory import available_memory, size_host_tier, size_pool
 from trunkline.workers.runner import ModelRunner, load_runner
@@ -49,7 +49,8 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
     if config.cache.disk_cache_dir is not None:  # large checkpoints take seconds, the first time
         name = fingerprint(checkpoint, dtype=runner.dtype, numerics=runner.numerics, page_size=page_size)
     # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
-    ends = (*checkpoint.eos_token_ids, *load_tokenizer(config.model.path).eos_token_ids)
+    tokenizer = load_tokenizer(config.model.path)
+    ends = (*checkpoint.eos_token_ids, *tokenizer.eos_token_ids)
     return LocalWorker(
         runner,
         num_pages=num_pages,
@@ -58,6 +59,7 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
         eos_token_ids=tuple(dict.fromkeys(ends)),
         num_host_slots=num_host_slots,
         fingerprint=name,
+        tokenizer=tokenizer,
     )
 
 
@@ -69,6 +71,7 @@ class LocalWorker:
     vocab_size      token ids are 0 … vocab_size-1
     eos_token_ids   any of them ends the text
     max_model_len   tokens of one request, prompt and output together
+    tokenizer       the checkpoint's; grammars are compiled for its vocabulary. None: no grammars
 
     depth 0, the default, is right where the CPU is the device: planning ahead would take the cores from the step
     itself, and compute one token too many for every request that ends. depth 1 pays where cores are left over.
@@ -85,6 +88,7 @@ class LocalWorker:
         depth: int = 0,
         num_host_slots: int = 0,
         fingerprint: str = "",
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -97,6 +101,7 @@ class LocalWorker:
         self.vocab_size = runner.config.vocab_size
         self.eos_token_ids = eos_token_ids
         self.max_model_len = max_model_len
+        self.tokenizer = tokenizer
         self._runner: ModelRunner | None = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
         self._unfinished: set[Future[StepResult]] = set()
@@ -134,7 +139,9 @@ class LocalWorker:
         if not plan.num_tokens:
             return StepResult(step=plan.step, token_ids=np.empty(0, np.int32), logprobs=(), copy_seconds=copy_seconds)
         resolved, orphans = resolve_futures(plan, previous)
-        samples = sample(self._runner.forward(resolved, resolved.token_ids), resolved.rows)
+        logits = self._runner.forward(resolved, resolved.token_ids)
+        masks = plan.masks.wait() if plan.masks is not None else None  # they were filled meanwhile
+        samples = sample(logits, resolved.rows, masks)
         logprobs = list(samples.logprobs)
         for index in orphans:
             samples.token_ids[index] = -1
@@ -145,6 +152,7 @@ class LocalWorker:
             logprobs=tuple(logprobs),
             failed=samples.failed | orphans,
             copy_seconds=copy_seconds,
+            fallback_logprobs=samples.fallback_logprobs,
         )
         return self._previous
 

@@ -65,6 +65,7 @@ def spm_gguf() -> Tokenizer:
 @example("  two  spaces ")
 def test_sentencepiece_gives_back_the_text(text):
     assume("<tool>" not in text)  # a space follows it that nobody wrote
+    assume("▁" not in text)  # sentencepiece writes spaces so, and reads this as one
     loaded = spm_gguf()
     ids = loaded.encode(text, parse_special=False)
     assert ids[0] == loaded.bos_token_id

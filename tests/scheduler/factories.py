@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from tests.stub import VOCAB_SIZE, StubWorker, continuation
-from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig
+from trunkline.config import CacheConfig, EngineConfig, GrammarConfig, ModelSource, SchedulerConfig
+from trunkline.constraint import Grammar
+from trunkline.grammar.interface import Compiler
 from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
 from trunkline.radix.tiers import Background
 from trunkline.sampling import SamplingParams
@@ -42,6 +44,8 @@ def make_engine(
     disk_cache_dir: Path | None = None,
     fingerprint: str = "ab" * 16,
     background: Background | None = None,
+    grammars: Compiler | None = None,
+    forced_tokens: bool = True,
     **scheduler: Any,
 ) -> Engine:
     """An engine over a StubWorker; `scheduler` are SchedulerConfig's fields."""
@@ -53,6 +57,7 @@ def make_engine(
             disk_cache_dir=str(disk_cache_dir) if disk_cache_dir is not None else None,
         ),
         scheduler=SchedulerConfig(**scheduler),
+        grammar=GrammarConfig(forced_tokens=forced_tokens),
     )
     worker = StubWorker(
         num_pages=num_pages,
@@ -70,6 +75,7 @@ def make_engine(
         vocab_size=VOCAB_SIZE,
         clock=clock or Clock(),
         background=background,
+        grammars=grammars,
     )
 
 
@@ -99,6 +105,7 @@ def generate(
     priority: int = 0,
     group: str = "",
     tenant: str = "",
+    grammar: Grammar | None = None,
     **sampling: Any,
 ) -> Generate:
     """A greedy request of 8 tokens that ignores end-of-text, unless `sampling` says otherwise."""
@@ -111,7 +118,13 @@ def generate(
         priority=priority,
         group=group,
         tenant=tenant,
+        grammar=grammar,
     )
+
+
+def ask(request_id: str, prompt: Iterable[int], grammar: Grammar, **fields: Any) -> Generate:
+    """A request under a grammar, that may end by itself."""
+    return generate(request_id, prompt, grammar=grammar, **({"ignore_eos": False} | fields))
 
 
 class Outcome:

@@ -266,7 +266,8 @@ def test_calls() -> None:
     assert reply == Reply(call_id=4, result={"ok": True})
     (reply,) = engine.handle(Call(call_id=5, method="nothing"))
     assert isinstance(reply, Reply) and reply.error == (
-        "There is no method 'nothing'; there are check, explain, flush, order_documents, pins, plan, queue, stats, tenants, tree, unpin."
+        "There is no method 'nothing'; there are check, explain, flush, grammar_check,"
+        " order_documents, pins, plan, queue, stats, tenants, tree, unpin."
     )
     assert engine.stats()["pages"]["tree"] == 6
     (reply,) = engine.handle(Call(call_id=6, method="flush"))

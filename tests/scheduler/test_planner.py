@@ -55,6 +55,14 @@ def test_a_prompt_chunk_and_a_generating_request(cache: PrefixCache) -> None:
         assert array.dtype == np.int32
 
 
+def test_a_chunk_that_reaches_beyond_the_prompt_shows_that_all_of_it_is_sound(cache: PrefixCache) -> None:
+    request = running(cache, [1, 2, 3, 7, 8, 9], num_prompt=3, prompt_logprobs=0)
+    builder = PlanBuilder(1, frozenset())
+    piece = builder.add(request, 5)
+    assert [(row.at, row.target) for row in builder.build(4).rows] == [(0, 2), (1, 3), (4, -1)]
+    assert (piece.row, piece.own_rows, piece.prompt_rows) == (None, range(3), range(2))
+
+
 def test_a_token_in_flight_is_named_by_its_row(cache: PrefixCache) -> None:
     request = running(cache, [1, 2, 3, 9], num_prompt=3, presence_penalty=1.0)
     request.num_planned, request.num_in_flight, request.row_in_flight = 4, 1, 6

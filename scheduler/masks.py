@@ -1,0 +1,148 @@
+"""The masks of one step (trunkline/step.py): collected while it is planned, filled while the worker computes it.
+
+    masks = StepMasks()
+    first = masks.add(text, drafts=[7, 9], row=4)    # rows first, first + 1, first + 2: after nothing, 7, and 7 9
+    plan = Plan(…, masks=masks)
+    handle = worker.submit(plan)                     # its thread waits for them before it samples
+    masks.fill(backend_of, observe)
+
+Texts are as they were when the step was planned: nothing is taken in between. A draft is tried on the text itself and taken
+back. Knows texts and rows; no requests, no pages.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from trunkline.grammar.interface import Backend, MatcherFailed
+from trunkline.grammar.text import ConstrainedText
+from trunkline.step import Int32
+
+logger = logging.getLogger("trunkline.engine")
+
+
+@dataclass(slots=True)
+class Group:
+    """The rows of one text: masks first, first + 1, … after none, one, … of its drafts."""
+
+    text: ConstrainedText
+    drafts: list[int]
+    first: int
+    row: int  # the logits row of the first
+    tried: int = 0  # drafts that the text has now
+    given_up: bool = False  # its matcher failed: what is not filled by now stays empty
+
+
+class StepMasks:
+    """See step.Masks.
+
+    failed  logits row -> why its mask could not be filled; complete once `fill` has returned
+    """
+
+    def __init__(self) -> None:
+        self.failed: dict[int, str] = {}
+        self._groups: list[Group] = []
+        self._num_rows = 0
+        self._num_words = 0
+        self._rows = np.zeros((0, 0), np.int32)
+        self._filled = threading.Event()
+
+    def __len__(self) -> int:
+        """Rows."""
+        return self._num_rows
+
+    def add(self, text: ConstrainedText, drafts: list[int], row: int) -> int:
+        """A mask for logits row `row`, and one for the row after each draft. Returns the index of the first mask."""
+        first = self._num_rows
+        self._groups.append(Group(text, drafts, first, row))
+        self._num_rows += 1 + len(drafts)
+        self._num_words = max(self._num_words, text.num_words)
+        return first
+
+    def wait(self) -> Int32:
+        """See step.Masks."""
+        self._filled.wait()
+        return self._rows
+
+    def fill(self, backend_of: Callable[[str], Backend], observe: Callable[[str, int, float], None]) -> None:
+        """Fill all rows, in a batch per backend, and let the worker have them. Never raises Exception.
+
+        observe(backend, number of rows, seconds)
+        """
+        try:
+            rows = np.zeros((self._num_rows, self._num_words), np.int32)
+            for num_drafts in range(max((len(group.drafts) for group in self._groups), default=-1) + 1):
+                groups = [group for group in self._groups if self._try_on(group, num_drafts)]
+                self._fill_batch(groups, rows, backend_of, observe)
+            for group in self._groups:
+                self._take_back(group)
+            self._rows = rows
+        except Exception:
+            logger.exception("The masks of a step could not be filled; the requests that need them fail.")
+            for group in self._groups:
+                self.failed[group.row] = "The grammar's mask could not be made; the engine's log says why."
+                group.given_up = True
+                self._take_back(group)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Whoever waits is let go on. If the step will not run, or filling its masks failed, all of them are empty."""
+        if len(self._rows) != self._num_rows:
+            self._rows = np.zeros((self._num_rows, self._num_words), np.int32)
+        self._filled.set()
+
+    def _try_on(self, group: Group, num_drafts: int) -> bool:
+        """Bring the text to where the first `num_drafts` drafts are written. False: nobody looks at that row."""
+        if group.given_up or num_drafts > len(group.drafts):
+            return False
+        if num_drafts:
+            try:
+                if not group.text.accept(group.drafts[num_drafts - 1]):
+                    return False
+                group.tried += 1
+            except MatcherFailed as error:
+                self._give_up(group, num_drafts, str(error))
+                return False
+        return group.tried == num_drafts and not group.text.is_over
+
+    def _fill_batch(
+        self,
+        groups: list[Group],
+        rows: Int32,
+        backend_of: Callable[[str], Backend],
+        observe: Callable[[str, int, float], None],
+    ) -> None:
+        """The rows of the texts as they are now."""
+        by_backend: dict[str, list[Group]] = {}
+        for group in groups:
+            if not group.text.is_free:
+                by_backend.setdefault(group.text.backend, []).append(group)
+        for name, batch in by_backend.items():
+            started_at = time.perf_counter()
+            matchers = [group.text.matcher for group in batch]
+            failures = backend_of(name).fill_batch(matchers, [rows[group.first + group.tried] for group in batch])
+            observe(name, len(batch), time.perf_counter() - started_at)
+            for index, why in failures.items():
+                rows[batch[index].first + batch[index].tried] = 0
+                self._give_up(batch[index], batch[index].tried, why)
+        for group in groups:
+            if not group.given_up:
+                group.text.finish(rows[group.first + group.tried])
+
+    def _give_up(self, group: Group, num_drafts: int, why: str) -> None:
+        group.given_up = True
+        self.failed[group.row + num_drafts] = f"The grammar cannot be followed any further: {why}"
+
+    def _take_back(self, group: Group) -> None:
+        """The text as it was when the step was planned. A matcher that failed on a draft is replaced: the draft may be
+        wrong."""
+        num_tokens, group.tried = group.text.num_tokens - group.tried, 0
+        if not group.given_up:
+            group.text.rollback(group.text.num_tokens - num_tokens)
+        elif group.drafts:
+            group.text.restore(num_tokens)

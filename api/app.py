@@ -3,6 +3,7 @@
 POST /v1/chat/completions      api/chat.py
 POST /v1/completions           api/completions.py
 …    /v1/cache/… /v1/queue     api/cache_routes.py
+POST /v1/grammar/check         api/grammar_routes.py
 GET  /v1/models, /v1/models/…  api/models_route.py
 GET  /health /version /metrics here
 GET  /docs /openapi.json       FastAPI's
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 import trunkline
-from trunkline.api.cache_routes import ROUTES
+from trunkline.api import cache_routes, grammar_routes
 from trunkline.api.chat import chat_completions
 from trunkline.api.client import CallFailed
 from trunkline.api.completions import completions
@@ -30,6 +31,7 @@ from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.service import Service
 from trunkline.errors import EngineDead, Overloaded, TrunklineError
 
+ROUTES = (*cache_routes.ROUTES, *grammar_routes.ROUTES)
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
 STATS_SECONDS = 5.0  # that /metrics waits for the engine; half of what Prometheus gives a scrape
 

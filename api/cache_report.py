@@ -159,6 +159,8 @@ def _sentence(report: CacheReport, difference: Difference | None, page_size: int
             return (
                 f"The log-probabilities of the prompt are wanted, and the cache holds none: {_all_of(report)} computed."
             )
+        case "complete" if report.cached_tokens == report.prompt_tokens:
+            return f"{_found(report)}."
         case "complete":
             return (
                 f"{_found(report)}, which is all that can be: whole pages of {page_size} tokens that end before the last prompt"

@@ -16,11 +16,9 @@ Everybody asks about the own tenant; an admin, about all or any. The engine answ
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -52,6 +50,7 @@ from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.completions import read_prompts
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
+from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import ChatRequest, CompletionRequest
@@ -73,26 +72,11 @@ class PinNotFound(RequestError):
     code = "pin_not_found"
 
 
-class Route(NamedTuple):
-    """One route, and what OpenAPI tells of it.
-
-    bodies  that it takes, any of them; none: it takes no body
-    query   names and meanings of the parameters in its address
-    """
-
-    method: str
-    path: str
-    endpoint: Callable[[Request], Awaitable[Response]]
-    answer: type[msgspec.Struct]
-    bodies: tuple[type[BaseModel], ...] = ()
-    query: tuple[tuple[str, str], ...] = ()
-
-
 async def explain_request(request: Request) -> Response:
     """How much of a prompt is cached, and why not more."""
     service = _open(request)
     body = await _read_body(request, service, ChatRequest, CompletionRequest)
-    sampling = body.sampling(service.sampling_defaults)
+    sampling = body.sampling(service.sampling_defaults, service.grammar_defaults)
     prompt = await _read_prompt(request, service, body, is_sent=False)
     if sampling.prompt_logprobs is not None:
         report = CacheReport(prompt_tokens=len(prompt.token_ids), cached_tokens=0, reason="prompt_logprobs")
@@ -105,7 +89,7 @@ async def plan_request(request: Request) -> Response:
     """What of a prompt would be computed, and when its first token would come."""
     service = _open(request)
     body = await _read_body(request, service, ChatRequest, CompletionRequest)
-    body.sampling(service.sampling_defaults)  # what would be refused is refused here, too
+    body.sampling(service.sampling_defaults, service.grammar_defaults)  # what would be refused is refused here, too
     prompt = await _read_prompt(request, service, body, is_sent=False)
     reply = await _ask(request, service, "plan", body, prompt)
     return json_response(msgspec.convert({**reply, "prompt_tokens": len(prompt.token_ids)}, Plan))

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
-from trunkline.api.chat import FINGERPRINT, last_chunk, usage_body
+from trunkline.api.chat_answer import FINGERPRINT, last_chunk, usage_body
+from trunkline.api.constrained import Constrained
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, OutputProcessor
@@ -35,13 +36,17 @@ async def completions(request: Request) -> Response:
     service.check_ready()
     completion = CompletionRequest.parse(await read_json(request, service.config.max_body_bytes))
     model = service.served_model(completion.model)
-    sampling, pin, caller = completion.sampling(service.sampling_defaults), completion.pin(), caller_of(request)
+    sampling = completion.sampling(service.sampling_defaults, service.grammar_defaults)
+    pin, caller = completion.pin(), caller_of(request)
+    constrained = await Constrained.of(service, sampling.constraint)
     prompts = await read_prompts(service.llm, completion)
     reports = CacheReports(prompts, service.page_size) if completion.cache_report else None
-    answer = CompletionAnswer(completion, model, f"cmpl-{uuid.uuid4().hex}", service.llm.tokenizer, reports)
+    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    answer = CompletionAnswer(completion, model, answer_id, service.llm.tokenizer, constrained, reports)
     generation = service.llm.submit(
         [prompt.token_ids for prompt in prompts],
         sampling,
+        grammar=constrained.grammar,
         request_id=answer.id,
         priority=completion.priority or 0,
         tenant=caller.tenant,
@@ -53,7 +58,7 @@ async def completions(request: Request) -> Response:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
     if not await finish_or_disconnect(generation, request.receive):
         raise ClientDisconnect
-    return json_response(answer.whole(generation))
+    return json_response(await answer.whole(generation))
 
 
 async def read_prompts(llm: AsyncLLM, completion: CompletionRequest) -> list[ReadPrompt]:
@@ -113,7 +118,8 @@ class LegacyLogprobs:
 class CompletionAnswer:
     """The wire format of one answer.
 
-    reports  explains what was cached; None: nobody asked
+    constrained  what its texts must follow
+    reports      explains what was cached; None: nobody asked
     """
 
     def __init__(
@@ -122,11 +128,13 @@ class CompletionAnswer:
         model: str,
         answer_id: str,
         tokenizer: Tokenizer,
+        constrained: Constrained,
         reports: CacheReports | None = None,
     ) -> None:
         self.id = answer_id
         self._completion = completion
         self._tokenizer = tokenizer
+        self._constrained = constrained
         self._reports = reports
         self._common = {
             "id": answer_id,
@@ -139,14 +147,14 @@ class CompletionAnswer:
         self._texts = completion.prompts()  # for the echo
         self._logprobs: dict[int, LegacyLogprobs] = {}  # by choice
 
-    def whole(self, generation: Generation) -> dict[str, Any]:
-        """The answer in one piece."""
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one piece. Raises GrammarBroken."""
         choices = []
         for index, choice in enumerate(self._returned(generation)):
             echo, lists = self._echo(generation, choice)
             positions = None if self._completion.logprobs is None else choice.logprobs
             body = self._choice(choice, echo + choice.text, lists, choice.token_ids, positions, generation)
-            choices.append({**body, "index": index})
+            choices.append({**body, **await self._found(choice), "index": index})
         answer = {**self._common, "choices": choices, "usage": usage_body(generation.usage)}
         if self._reports is not None:
             answer["cache_report"] = self._reports.of(generation)
@@ -154,7 +162,7 @@ class CompletionAnswer:
 
     async def chunks(self, generation: Generation) -> AsyncGenerator[Iterable[bytes], None]:
         """Frames: of each choice its text, the echoed prompt first, the end with the last; then usage and report if
-        asked for."""
+        asked for. Raises GrammarBroken in place of the end of a choice."""
         opened: set[int] = set()
         async for deltas in generation:
             frames = []
@@ -164,10 +172,17 @@ class CompletionAnswer:
                     opened.add(delta.index)
                     echo, lists = self._echo(generation, generation.choices[delta.index])
                 body = self._choice(delta, echo + delta.text, lists, delta.token_ids, delta.logprobs, generation)
+                if delta.finish_reason is not None:
+                    body |= await self._found(generation.choices[delta.index])
                 frames.append(self._frame(generation, body))
             yield frames
-        if last := last_chunk(generation, includes_usage=self._completion.includes_usage, reports=self._reports):
+        usage = usage_body(generation.usage) if self._completion.includes_usage else None
+        if last := last_chunk(generation, usage=usage, reports=self._reports):
             yield [self._head + b"]" + last + b"}\n\n"]
+
+    async def _found(self, choice: OutputProcessor) -> dict[str, Any]:
+        """What a choice that has ended says of its constraint."""
+        return self._constrained.fields(await self._constrained.verdict(choice))
 
     def _returned(self, generation: Generation) -> list[OutputProcessor]:
         """All choices; with `best_of`, of each prompt the `n` likeliest, likeliest first."""

@@ -44,6 +44,7 @@ class Detokenizer:
                   same character, the longer
     include_stop  the text ends after the stop string instead of before it
     skip_special  special tokens add no text. If they do, stop strings are looked for in it too
+    shown_ids     of these special tokens the text is there all the same: marks that a parser looks for
     min_tokens    stop strings that are complete within so many first tokens are ordinary text
     """
 
@@ -54,12 +55,13 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
     ) -> None:
         self.num_tokens = 0  # that belong to the text
         self.stopped: str | None = None
         self._token_bytes = tokenizer.token_bytes
-        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = tokenizer.special_ids - shown_ids if skip_special else frozenset()
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")

@@ -15,7 +15,7 @@ from trunkline.api.detokenizer import Detokenizer
 from trunkline.errors import RequestError, TrunklineError
 from trunkline.messages import CacheReport, Failed, Finished, TokenLogprobs, Tokens
 from trunkline.models.tokenizer import Tokenizer
-from trunkline.outputs import Candidate, CompletionOutput, PositionLogprobs
+from trunkline.outputs import Candidate, CompletionOutput, PositionLogprobs, ToolCall
 from trunkline.sampling import SamplingParams
 
 FromRequest = Tokens | Finished | Failed
@@ -87,10 +87,17 @@ class OutputProcessor:
     eos_token_ids  the model's end-of-text ids; their own text is never shown, as that of `sampling.stop_token_ids` is
                    not
     index          which continuation of its request; only handed on
+    shown_ids      special tokens whose text is shown even if `sampling.skip_special_tokens`
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, sampling: SamplingParams, *, eos_token_ids: Iterable[int] = (), index: int = 0
+        self,
+        tokenizer: Tokenizer,
+        sampling: SamplingParams,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        index: int = 0,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -102,12 +109,15 @@ class OutputProcessor:
         self.pin_id: int | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
+        self.grammar_backend = ""  # that followed the text, once it has ended
+        self.closed = False  # it was brought to a legal end because its tokens were used up
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(
             tokenizer,
             stop=sampling.stop,
             include_stop=sampling.include_stop_str_in_output,
             skip_special=sampling.skip_special_tokens,
+            shown_ids=shown_ids,
             min_tokens=sampling.min_tokens,
         )
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
@@ -124,7 +134,21 @@ class OutputProcessor:
         """All text so far."""
         return "".join(self._texts)
 
-    def output(self, delta: str = "") -> CompletionOutput:
+    def num_tokens_until(self, marks: Sequence[str]) -> int:
+        """How many tokens it took to write the first of these marks; all, if none was written."""
+        wanted = [mark.encode() for mark in marks]
+        longest = max(map(len, wanted))
+        tail = b""
+        for number, token_id in enumerate(self.token_ids, 1):
+            tail += self._tokenizer.token_bytes(token_id)
+            if any(mark in tail for mark in wanted):
+                return number
+            tail = tail[-longest:]
+        return len(self.token_ids)
+
+    def output(
+        self, delta: str = "", *, valid: bool | None = None, tool_calls: tuple[ToolCall, ...] = ()
+    ) -> CompletionOutput:
         """All there is so far."""
         return CompletionOutput(
             index=self.index,
@@ -134,6 +158,8 @@ class OutputProcessor:
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            valid=valid,
+            tool_calls=tool_calls,
         )
 
     def push(self, message: FromRequest) -> Delta | None:
@@ -181,6 +207,7 @@ class OutputProcessor:
     def _end(self, message: Finished) -> str:
         self.cached_tokens = message.cached_tokens
         self.pinned_tokens, self.pin_id = message.pinned_tokens, message.pin_id
+        self.grammar_backend, self.closed = message.grammar_backend, message.closed
         piece = self._detokenizer.flush()
         self.finish_reason = message.reason
         if piece.stopped is not None:

@@ -5,7 +5,7 @@
                                Nothing heavy is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
-5  print what a user needs     then log one line about the chat template (template_lint.py)
+5  print what a user needs     then log one line about the chat template (template_lint.py), one about tool calls (dialect.py)
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
    or for the engine's end     requests under way get an error, one sentence, exit 1
 """
@@ -163,6 +163,7 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
     assert service.llm.ready is not None
     _say(summary(service.llm.config, name, service.llm.ready, url), service.config)
     _log_template_lint(service.llm)
+    _log_dialect(service)
     _say(f"{await service.llm.wait_dead()} The server stops.", service.config, is_error=True)
     return 1
 
@@ -179,6 +180,12 @@ def _log_template_lint(llm: "AsyncLLM") -> None:
         logger.exception("Whether the chat template keeps the cache was not found out.")
         return
     logger.log(logging.WARNING if findings.is_costly else logging.INFO, findings.sentence)
+
+
+def _log_dialect(service: "Service") -> None:
+    """One line about tool calls, if there can be chats."""
+    if service.llm.template is not None:
+        logger.info("%s", service.dialect.sentence)
 
 
 async def _stop_signal() -> None:

@@ -3,8 +3,9 @@
 Names and units are those of DESIGN.md §8, under the prefix `trunkline:`.
 """
 
+import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -58,6 +59,14 @@ class Metrics:
         self.request_failures = Counter(
             PREFIX + "request_failures", "Requests answered with an error.", ["code"], registry=self.registry
         )
+        # Requests refused before the engine saw them, by the backend they ask for; told together with the engine's own.
+        self.grammar_refused: collections.Counter[str] = collections.Counter()
+        self.grammar_postcheck_failures = Counter(
+            PREFIX + "grammar_postcheck_failures",
+            "Finished texts that do not follow the schema, by the backend that followed them.",
+            ["backend"],
+            registry=self.registry,
+        )
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(PREFIX + name, documentation, ["model_name"], buckets=buckets, registry=self.registry)
@@ -65,12 +74,11 @@ class Metrics:
 
     def render(self, engine: dict[str, Any] | None) -> bytes:
         """The page. `engine` is its reply to the call "stats"; None while it cannot answer."""
-        page = generate_latest(self.registry)
+        registry = CollectorRegistry()
+        registry.register(_RefusalCollector(self.grammar_refused, engine or {}))
         if engine is not None:
-            registry = CollectorRegistry()
             registry.register(_EngineCollector(engine, self.model_name))
-            page += generate_latest(registry)
-        return page
+        return generate_latest(self.registry) + generate_latest(registry)
 
 
 class RequestObserver:
@@ -131,6 +139,17 @@ MAX_VALUES = 16  # of one label; what comes after them counts as OTHER, so that 
 OTHER = "other"
 
 
+class _RefusalCollector(Collector):
+    """What was refused for its grammar: by this process, which reads schemas, and by the engine, which compiles them."""
+
+    def __init__(self, here: Mapping[str, int], stats: dict[str, Any]) -> None:
+        there: dict[str, int] = stats.get("grammar_refused_total", {})
+        self._numbers: dict[str, float] = {name: here.get(name, 0) + there.get(name, 0) for name in {**here, **there}}
+
+    def collect(self) -> Iterator[Metric]:
+        yield _counter("grammar_refused_total", "Grammars refused, by backend.", "backend", self._numbers)
+
+
 class _EngineCollector(Collector):
     """The engine's counters and gauges as Prometheus families. What the engine does not tell is left out."""
 
@@ -167,6 +186,12 @@ class _EngineCollector(Collector):
                 told = stats[family.key]
                 numbers = told if isinstance(told, dict) else {family.plain: told}
                 yield _counter(family.key, family.documentation, family.label, numbers)
+        for key, documentation in (
+            ("grammar_compile_seconds", "Compiling a grammar."),
+            ("grammar_mask_seconds", "Filling the mask of one token."),
+        ):
+            if key in stats:
+                yield _totals_by("backend", key, documentation, stats[key])
         yield _totals("step_seconds", "Duration of a step.", stats["step_seconds"])
         yield _totals("step_tokens", "Tokens computed in a step.", stats["step_tokens"])
 
@@ -195,4 +220,12 @@ def _totals(name: str, documentation: str, totals: dict[str, float]) -> Histogra
     """A histogram of which only sum and count are known."""
     family = HistogramMetricFamily(PREFIX + name, documentation)
     family.add_metric([], buckets=[("+Inf", totals["count"])], sum_value=totals["sum"])
+    return family
+
+
+def _totals_by(label: str, name: str, documentation: str, totals: dict[str, dict[str, float]]) -> HistogramMetricFamily:
+    """The same for each value of a label."""
+    family = HistogramMetricFamily(PREFIX + name, documentation, labels=[label])
+    for value, one in totals.items():
+        family.add_metric([value], buckets=[("+Inf", one["count"])], sum_value=one["sum"])
     return family

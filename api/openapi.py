@@ -1,15 +1,32 @@
 """What /openapi.json says of bodies and answers. The endpoints read and write them, so FastAPI can't know."""
 
 import functools
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 _SCHEMAS = "#/components/schemas/{}"
+
+
+class Route(NamedTuple):
+    """One route, and what OpenAPI tells of it.
+
+    bodies  that it takes, any of them; none: it takes no body
+    query   names and meanings of the parameters in its address
+    """
+
+    method: str
+    path: str
+    endpoint: Callable[[Request], Awaitable[Response]]
+    answer: type[msgspec.Struct]
+    bodies: tuple[type[BaseModel], ...] = ()
+    query: tuple[tuple[str, str], ...] = ()
 
 
 def describe(

@@ -102,6 +102,11 @@ class ReadPrompt:
         self._found: tuple[list[Span], list[int]] | None = None
         self._has_looked = False
 
+    @property
+    def text(self) -> str:
+        """As the template rendered it; "" without messages."""
+        return "" if self._text is None else self._text.decode()
+
     def to_bytes(self) -> bytes:
         """int32 little-endian, as the engine has it."""
         return array("i", self.token_ids).tobytes()

@@ -5,7 +5,7 @@
           ──► .sampling(defaults)  SamplingParams: ranges
 
 Fields that OpenAI has and that change no answer here (`user`, `store`, …) are typed and ignored; unknown ones are
-ignored with a warning. Knows no engine and no HTTP.
+ignored with a warning, but for typos of those that say what the answer must follow. Knows no engine and no HTTP.
 """
 
 import logging
@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trunkline.api.body import LONGEST_PATH
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
+from trunkline.api.response_format import UNKNOWN_NAME, ConstraintFields, GrammarDefaults, refuse_misspelt
+from trunkline.api.tools import ToolUse, read_tools
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
 
@@ -42,10 +44,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(ConstraintFields):
     """What chat and completions share."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
     model: str | None = None
     stream: bool | None = None
@@ -91,13 +91,6 @@ class GenerationRequest(BaseModel):
 
     # field -> values that ask for nothing; any other is refused by refuse_unsupported
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "structured_outputs": (None,),
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "regex": (None,),
-        "ebnf": (None,),
         "logits_processors": (None, []),
         "allowed_token_ids": (None, []),
         "bad_words": (None, []),
@@ -120,13 +113,16 @@ class GenerationRequest(BaseModel):
             parsed = cls.model_validate(body)
         except ValidationError as error:
             raise invalid(error, body) from None
-        _warn_of_unknown(body.keys() - cls.model_fields.keys() - cls.unsupported.keys())
+        unknown = body.keys() - cls.model_fields.keys() - cls.unsupported.keys()
+        refuse_misspelt(body, unknown)
+        _warn_of_unknown(unknown)
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         return parsed
 
-    def sampling(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """Sampling and stopping. `defaults` (of generation_config.json) fill what the request leaves open.
+    def sampling(self, defaults: Mapping[str, Any], grammar: GrammarDefaults) -> SamplingParams:
+        """Sampling, stopping, and what the text must follow. `defaults` (of generation_config.json) and `grammar` fill what
+        the request leaves open.
 
         Raises InvalidParameter for a value out of range.
         """
@@ -137,6 +133,7 @@ class GenerationRequest(BaseModel):
             given["stop_token_ids"] = tuple(self.stop_token_ids)
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        given["constraint"] = self.constraint(grammar)
         given |= self._own_sampling()
         return SamplingParams(**{**defaults, **given})
 
@@ -218,6 +215,7 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
     documents: list[str | Document] | None = None
 
     # Ours
@@ -225,7 +223,6 @@ class ChatRequest(GenerationRequest):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.unsupported,
-        "response_format": (None, {"type": "text"}),
         "functions": (None, []),
         "function_call": (None, "none"),
         "audio": (None,),
@@ -248,10 +245,7 @@ class ChatRequest(GenerationRequest):
             if message.content is None and message.role != "assistant":
                 raise InvalidParameter.of(f"messages[{index}].content", None, "a string or an array of text parts")
         _check_documents(chat.documents or ())
-        if chat.tools and chat.tool_choice != "none":
-            raise _unsupported("tools", chat.tools, 'nothing, or "tool_choice": "none" beside them')
-        if not chat.tools and chat.tool_choice not in (None, "none"):
-            raise InvalidParameter("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+        chat.tool_use()
         if chat.continue_final_message and chat.add_generation_prompt:
             raise InvalidParameter(
                 "'continue_final_message' and 'add_generation_prompt' exclude each other.",
@@ -267,6 +261,10 @@ class ChatRequest(GenerationRequest):
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as they were sent, but for the marks."""
         return [message.model_dump(exclude_unset=True, exclude={CACHE_CONTROL}) for message in self.messages]
+
+    def tool_use(self) -> ToolUse | None:
+        """What the answer may and must call; None: nothing. Raises InvalidParameter."""
+        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def pin(self) -> PinWish | None:
         return pin_wish(self.cache_control, self._marks())
@@ -315,7 +313,6 @@ class CompletionRequest(GenerationRequest):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.unsupported,
         "suffix": (None, ""),
-        "response_format": (None, {"type": "text"}),
     }
 
     @classmethod
@@ -388,14 +385,20 @@ def _check_documents(documents: Sequence[str | Document]) -> None:
 
 
 _NOT_YET = "this server does not support more yet"
-_COMPLETIONS_ONLY = ("best_of", "echo")  # of what chats refuse
+_WHY_NOT = {
+    "best_of": "it is a parameter of /v1/completions",
+    "echo": "it is a parameter of /v1/completions",
+}
+_REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises InvalidParameter for a field whose value asks for what we cannot do."""
     for param, harmless in unsupported.items():
         if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
-            why = "it is a parameter of /v1/completions" if param in _COMPLETIONS_ONLY else _NOT_YET
+            if (successor := _REPLACED_BY.get(param)) is not None:
+                raise _replaced(param, successor)
+            why = _WHY_NOT.get(param, _NOT_YET)
             raise _unsupported(param, body[param], _options(harmless), why)
 
 
@@ -405,6 +408,12 @@ def _options(harmless: tuple[Any, ...]) -> str:
 
 def _unsupported(param: str, seen: Any, allowed: str, why: str = _NOT_YET) -> InvalidParameter:
     error = InvalidParameter.of(param, seen, f"{allowed}: {why}")
+    error.code = "unsupported_value"
+    return error
+
+
+def _replaced(param: str, successor: str) -> InvalidParameter:
+    error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
     error.code = "unsupported_value"
     return error
 
@@ -432,6 +441,9 @@ def invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
     param = max(path for path, _ in found if path[: len(first)] == first)
     details = [detail for path, detail in found if path == param]
     name = _name(param)
+    if details[0]["type"] == UNKNOWN_NAME:
+        name = _name((*param, str(details[0]["ctx"]["name"])))
+        return InvalidParameter(f"'{name}' is not known; {details[0]['msg']}.", param=name)
     if details[0]["type"] == "missing":
         return InvalidParameter(f"'{name}' is missing; it is required.", param=name)
     allowed = dict.fromkeys(_allowed(detail["msg"]) for detail in details)

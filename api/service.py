@@ -12,8 +12,10 @@ from typing import Any
 
 from starlette.requests import Request
 
+from trunkline.api.dialect import Dialect, check_parsers
 from trunkline.api.metrics import Metrics
 from trunkline.api.request_log import LoggedRequest
+from trunkline.api.response_format import GrammarDefaults
 from trunkline.api.tenants import Keys
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig
@@ -31,6 +33,7 @@ class Service:
     created  Unix time, seconds: when the server started, as /v1/models reports it
     loading  how far the weights are read, until the engine is ready
     looking  held by the one request that looks at the whole tree: a crowd of them would hold up every stream
+    checking held by the one whose grammar is checked, for the same reason
     """
 
     def __init__(self, config: ApiConfig, llm: AsyncLLM) -> None:
@@ -39,10 +42,14 @@ class Service:
         self.created = int(time.time())
         self.loading = Loading(done=0, total=0)
         self.sampling_defaults: dict[str, Any] = {}
+        self.grammar_defaults = GrammarDefaults.of(config)
+        check_parsers(config.tool_call_parser, config.reasoning_parser)
+        self._dialect: Dialect | None = None
         self.stopping = False
         self.metrics = Metrics(config.served_model_names[0])
         self.keys = Keys.of(config)
         self.looking = asyncio.Lock()
+        self.checking = asyncio.Lock()
 
     def check_ready(self) -> None:
         """Raises Overloaded while loading and while shutting down, EngineDead when the engine is gone."""
@@ -64,6 +71,18 @@ class Service:
             served = ", ".join(repr(served) for served in self.config.served_model_names)
             raise ModelNotFound(f"The model {name[:200]!r} is not served here; served is {served}.", param="model")
         return name
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes calls and thoughts. Only once the tokenizer is loaded."""
+        if self._dialect is None:
+            self._dialect = Dialect.of(
+                self.llm.template,
+                self.llm.tokenizer,
+                tool_call_parser=self.config.tool_call_parser,
+                reasoning_parser=self.config.reasoning_parser,
+            )
+        return self._dialect
 
     @property
     def page_size(self) -> int:

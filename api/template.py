@@ -6,6 +6,7 @@
 What a template may use is what Hugging Face's `apply_chat_template` offers: `messages`, `tools`, `documents`,
 `add_generation_prompt`, the special tokens by name, `raise_exception`, `strftime_now`, a `tojson` that escapes no HTML,
 `{% break %}` and `{% continue %}`, and `{% generation %}` around the assistant's words (which only training looks at).
+What a template that knows no tools cannot show, messages say in words (tool_prompt.py).
 
 A template comes with the checkpoint, from strangers. It reaches no Python object but the values it is given, and the
 rounds of its loops, its calls and its output are counted and bounded. (It can still waste memory if it is bent on it.)
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
@@ -27,6 +29,7 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2.exceptions import SecurityError
 
+from trunkline.api import tool_prompt
 from trunkline.errors import GenerationFailed, InvalidParameter, StartupError
 
 MAX_PROMPT_CHARACTERS = 8 * 2**20  # a context of a million tokens is about half of it
@@ -45,6 +48,7 @@ class ChatTemplate:
     source          in Jinja's language
     special_tokens  names and texts, e.g. {"bos_token": "<s>"}: variables of the template
     now             the clock behind `strftime_now`
+    knows_tools     False: it has no branch for tools
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class ChatTemplate:
         """Raises StartupError if the template does not compile."""
         self.source = source
         self._special_tokens = dict(special_tokens)
+        environment = _Environment(now)
         try:
-            self._template = _Environment(now).from_string(source)
+            self._template = environment.from_string(source)
+            self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
                 f"The chat template does not compile: line {error.lineno}: {_first_line(error)}. Mend it, or give another with"
@@ -85,22 +91,40 @@ class ChatTemplate:
         tries what the sandbox forbids.
         """
         extra = self._checked(chat_template_kwargs or {})
+        if continue_final_message and add_generation_prompt:
+            raise InvalidParameter(
+                "'continue_final_message' and 'add_generation_prompt' are both true; the prompt can end in one way only. Set"
+                " 'add_generation_prompt' to false.",
+                param="continue_final_message",
+            )
         chat = normalize_messages(messages)
         if continue_final_message:
-            if add_generation_prompt:
-                raise InvalidParameter(
-                    "'continue_final_message' and 'add_generation_prompt' are both true; the prompt can end in one way only. Set"
-                    " 'add_generation_prompt' to false.",
-                    param="continue_final_message",
-                )
             chat[-1]["content"] += _TAG + " "
-        prompt = self._render(
-            self._special_tokens
-            | extra
-            | {"messages": chat, "tools": tools or None, "documents": documents or None}
-            | {"add_generation_prompt": add_generation_prompt}
-        )
+        variables = {"documents": documents or None, "add_generation_prompt": add_generation_prompt}
+        variables = self._special_tokens | extra | variables
+        if self.knows_tools:
+            prompt = self._render(variables | {"messages": chat, "tools": tools or None})
+        else:
+            said = chat if "tool_calls" in self.source else tool_prompt.calls_as_text(chat, messages)
+            prompt = self._render_in_words(variables, said, tools or ())
         return _cut_at_tag(prompt) if continue_final_message else prompt
+
+    def _render_in_words(
+        self, variables: Mapping[str, Any], chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> str:
+        """For a template without tools. They are told in the system message; if it takes none, before the user's first."""
+        if not tools:
+            return self._render({**variables, "messages": chat, "tools": None})
+        description = tool_prompt.describe_tools(tools)
+        try:
+            told = tool_prompt.with_tools_in_system(chat, description)
+            prompt = self._render({**variables, "messages": told, "tools": None})
+            if description in prompt:
+                return prompt
+        except InvalidParameter:  # it takes no system message, or it refuses this chat anyway
+            pass
+        told = tool_prompt.with_tools_in_user(chat, description)
+        return self._render({**variables, "messages": told, "tools": None})
 
     def _checked(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(extra, Mapping):

@@ -1,5 +1,6 @@
 """What every test shares: how long hypothesis searches, and one torch thread."""
 
+import gc
 import os
 import sys
 
@@ -8,9 +9,15 @@ from hypothesis import HealthCheck, settings
 
 # A shared machine stalls now and then, so no example has a deadline. A test that needs another number of examples says so itself.
 _patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fast", _patient, max_examples=50)
-settings.register_profile("ci", _patient, max_examples=2000, print_blob=True)
+settings.register_profile("fast", _patient, max_examples=20)
+settings.register_profile("ci", _patient, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))  # `--hypothesis-profile=ci` wins over this
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: thousands of small tests need not have the collector look at all of it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,6 +1,8 @@
 """AsyncLLM with a real engine process and the tiny model: it streams, it aborts, and it leaves nothing behind."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +11,17 @@ import pytest
 import pytest_asyncio
 
 from tests.tiny import VOCAB_SIZE, tiny_model
-from trunkline import AsyncLLM, SamplingParams
+from trunkline import AsyncLLM, Constraint, SamplingParams
 from trunkline.api.client import CallFailed
 from trunkline.api.engine_process import EngineFailedToStart
 from trunkline.config import engine_config
 from trunkline.errors import ConfigError, ContextLengthExceeded, InvalidParameter, ModelError, Overloaded
+from trunkline.grammar.interface import GrammarRefused
 from trunkline.inputs import Prompt
 from trunkline.messages import Ready
 from trunkline.outputs import RequestOutput
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
@@ -286,3 +289,31 @@ async def test_shutdown_while_it_starts(model: str) -> None:
     with pytest.raises(EngineFailedToStart, match="before it was ready"):
         await starting
     assert llm.process is None
+
+
+SIZE = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cm", "inch"]}},
+    "required": ["kind"],
+    "additionalProperties": False,
+}
+
+
+async def test_texts_follow_what_they_must(llm: AsyncLLM) -> None:
+    sampling = SamplingParams(constraint=Constraint(json_schema=SIZE), n=3, max_tokens=64, temperature=1, seed=2)
+    outputs = [output async for output in llm.generate("hello", sampling)]
+    assert [choice.valid for choice in outputs[-1].outputs] == [True] * 3
+    assert all(json.loads(choice.text)["kind"] in ("cm", "inch") for choice in outputs[-1].outputs)
+    sampling = SamplingParams(constraint=Constraint(regex="[ab]{4}"), max_tokens=64, temperature=1)
+    chatted = await last(llm.chat(HELLO, sampling))
+    assert re.fullmatch("[ab]{4}", chatted.text)
+    assert chatted.outputs[0].valid is None, "there is no schema to check it with"
+    await idle(llm)
+
+
+async def test_what_cannot_be_followed_is_refused(llm: AsyncLLM) -> None:
+    long = {"properties": {f"p{i}": {"type": "string"} for i in range(200)}, "required": 5}  # is read in a thread
+    for constraint in (Constraint(json_schema=long), Constraint(json_schema={"pattern": r"^(a|b)\1$"})):
+        with pytest.raises(GrammarRefused, match="Invalid schema"):
+            await last(llm.generate("hello", SamplingParams(constraint=constraint)))
+    await idle(llm)

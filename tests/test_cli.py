@@ -18,7 +18,7 @@ import trunkline
 from trunkline.cli import main, make_parser, serve_config
 from trunkline.cli_chat import chat
 from trunkline.cli_parser import NAMES_HERE, NOT_HERE
-from trunkline.config import ServeConfig, engine_config
+from trunkline.config import GrammarConfig, ServeConfig, engine_config
 from trunkline.errors import ConfigError, StartupError
 
 
@@ -54,6 +54,11 @@ DEFAULTS = {
     "--seed": "0",
     "--max-model-len": "the model's own length",
     "--disk-cache-size": "10GiB",
+    "--grammar-backend": "auto",
+    "--grammar-unsupported": "error",
+    "--grammar-compile-seconds": "5.0",
+    "--grammar-cache-size": "256MiB",
+    "--grammar-forced-tokens": "True",
     "--threads": "all cores",
     "--served-model-name": "MODEL as given",
 }
@@ -114,6 +119,35 @@ def test_flags_reach_their_places() -> None:
     assert (api.api_keys, api.chat_template, api.port) == (("k",), "t.jinja", 0)
 
 
+def test_flags_of_structured_output_reach_their_places() -> None:
+    served = config("m")
+    assert served.engine.grammar == GrammarConfig()
+    assert (served.api.grammar_backend, served.api.grammar_unsupported, served.api.close_on_length) == (
+        "auto",
+        "error",
+        False,
+    )
+    served = config(
+        *("m", "--grammar-backend", "outlines", "--grammar-unsupported", "validate", "--close-on-length"),
+        *("--grammar-compile-seconds", "0.5", "--grammar-compile-threads", "3", "--grammar-cache-size", "1MiB"),
+        "--no-grammar-forced-tokens",
+    )
+    assert served.engine.grammar == GrammarConfig(
+        compile_seconds=0.5, compile_threads=3, cache_bytes=2**20, forced_tokens=False
+    )
+    assert (served.api.grammar_backend, served.api.grammar_unsupported, served.api.close_on_length) == (
+        "outlines",
+        "validate",
+        True,
+    )
+
+
+@pytest.mark.parametrize("flag", ["--guided-decoding-backend", "--structured-outputs-config.backend"])
+def test_vllms_names_of_the_grammar_backend(flag: str) -> None:
+    assert config("m", flag, "guidance").api.grammar_backend == "llguidance"
+    assert config("m", flag, "xgrammar").api.grammar_backend == "xgrammar"
+
+
 def test_gguf_is_served_under_its_bare_name() -> None:
     assert config("/some/where/Model.Q4.gguf").api.served_model_names == ("Model.Q4",)
 
@@ -171,6 +205,27 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", "m", "--block-size", "0"], 1, "error: --block-size is 0; allowed is an integer of at least 1."),
         (["serve", "m", "--max-num-seqs", "-1"], 1, "error: --max-num-seqs is -1"),
         (["serve", "m", "--model", "n"], 1, "Two models are named"),
+        (
+            ["serve", "m", "--guided-decoding-backend", "none"],
+            2,
+            "error: --grammar-backend is 'none'; allowed is one of auto",
+        ),
+        (
+            ["serve", "m", "--grammar-unsupported", "ignore"],
+            2,
+            "--grammar-unsupported is 'ignore'; allowed is one of error, validate.",
+        ),
+        (
+            ["serve", "m", "--grammar-compile-seconds", "0"],
+            1,
+            "--grammar-compile-seconds is 0.0; allowed is a number of seconds above",
+        ),
+        (
+            ["serve", "m", "--grammar-compile-threads", "0"],
+            1,
+            "--grammar-compile-threads is 0; allowed is an integer of at least 1.",
+        ),
+        (["serve", "m", "--grammar-cache-size", "0"], 2, "--grammar-cache-size: '0' is less than one byte"),
         (["serve", "m", "--disk-cache-size", "1GiB"], 1, "no folder to keep files in; add --disk-cache-dir FOLDER."),
         (["serve", "/does/not/exist", "--port", "0"], 1, "/does/not/exist"),
         (["serve", "m", "--host", "no.such.host.invalid"], 1, "no.such.host.invalid"),

@@ -1,17 +1,21 @@
 """`LLM`: the engine in this process, with the tiny model."""
 
+import json
 import math
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from tests.tiny import tiny_gguf, tiny_model
-from trunkline import LLM, SamplingParams
+from trunkline import LLM, Constraint, SamplingParams
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelError, RequestError
+from trunkline.grammar.interface import GrammarRefused
 from trunkline.inputs import Prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -241,3 +245,69 @@ def test_bad_settings_are_sentences(tmp_path: Path) -> None:
     for model in ("", 5, b"model", "a\0b"):
         with pytest.raises(ConfigError, match="The model is"):
             LLM(model)  # type: ignore[arg-type]
+
+
+class Size(BaseModel):
+    kind: Literal["cm", "inch"]
+    round: bool
+
+
+SIZE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cm", "inch"]}, "round": {"type": "boolean"}},
+    "required": ["kind", "round"],
+    "additionalProperties": False,
+}
+
+
+def following(constraint: Constraint, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"constraint": constraint, "max_tokens": 64, "temperature": 1, "seed": 2, **fields})
+
+
+def test_texts_follow_what_they_must(llm: LLM) -> None:
+    sampling = [
+        following(Constraint(regex="[ab]{4}")),
+        following(Constraint(choice=("yes", "no"))),
+        following(Constraint(json_schema=SIZE)),
+        following(Constraint(json_schema=Size)),
+        following(Constraint(ebnf='root ::= "x" | "y"')),
+        following(Constraint(lark="start: /[0-9]{2}/")),
+        GREEDY,
+    ]
+    texts = [output.text for output in llm.generate(["hello"] * len(sampling), sampling)]
+    assert re.fullmatch("[ab]{4}", texts[0])
+    assert texts[1] in ("yes", "no")
+    assert json.loads(texts[2]).keys() == json.loads(texts[3]).keys() == {"kind", "round"}
+    assert texts[4] in ("x", "y")
+    assert re.fullmatch("[0-9]{2}", texts[5])
+    assert texts[6] == llm.generate("hello", GREEDY)[0].text, "who follows nothing is not disturbed"
+    assert idle(llm)
+
+
+def test_every_continuation_follows_it_and_is_checked(llm: LLM) -> None:
+    (output,) = llm.generate("hello", following(Constraint(json_schema=SIZE), n=4, logprobs=1))
+    assert [one.valid for one in output.outputs] == [True] * 4
+    assert {json.loads(one.text)["kind"] for one in output.outputs} <= {"cm", "inch"}
+    assert [len(one.logprobs or ()) for one in output.outputs] == [len(one.token_ids) for one in output.outputs]
+
+
+def test_of_what_was_cut_nothing_is_claimed(llm: LLM) -> None:
+    (output,) = llm.generate("hello", following(Constraint(json_schema=SIZE), max_tokens=2))
+    assert (output.outputs[0].finish_reason, output.outputs[0].valid) == ("length", None)
+    (output,) = llm.generate("hello", GREEDY)
+    assert output.outputs[0].valid is None
+
+
+def test_what_cannot_be_enforced_is_refused_or_checked(llm: LLM) -> None:
+    schema = {"type": "string", "pattern": r"^(a|b)\1$", "maxLength": 0}
+    with pytest.raises(GrammarRefused, match="'pattern' is not permitted"):
+        llm.generate("hello", following(Constraint(json_schema=schema)))
+    assert idle(llm)
+    (output,) = llm.generate("hello", following(Constraint(json_schema=schema, unsupported="validate")))
+    assert (output.text, output.outputs[0].valid) == ('""', False)
+
+
+def test_what_does_not_compile_fails_in_words(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="constraint"):
+        llm.generate("hello", following(Constraint(lark="start: missing")))
+    assert idle(llm)

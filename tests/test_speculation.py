@@ -10,6 +10,8 @@ from tests.tiny import tiny_model
 from trunkline import LLM, SamplingParams
 from trunkline.outputs import CompletionOutput, RequestOutput
 
+pytestmark = pytest.mark.slow  # together more than a second or two
+
 TEXTS = [
     "hello world",
     "the quick brown fox jumps over the lazy dog. the quick brown",

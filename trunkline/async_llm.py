@@ -9,6 +9,7 @@ import os
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -16,12 +17,16 @@ import msgspec
 
 from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.client import EngineClient
+from trunkline.api.constrained import Checks
+from trunkline.api.dialect import Dialect, Found, Plan, look_at
 from trunkline.api.engine_process import EngineProcess
 from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
+from trunkline.api.tools import read_tools
 from trunkline.config import EngineConfig, EngineFlags, engine_config
+from trunkline.constraint import Constraint, Grammar
 from trunkline.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -29,6 +34,7 @@ from trunkline.errors import (
     InvalidParameter,
     Overloaded,
 )
+from trunkline.grammar.prepare import Prepared, PreparedCache
 from trunkline.inputs import (
     CHAT_DEFAULT,
     GENERATE_DEFAULT,
@@ -96,6 +102,9 @@ class AsyncLLM:
         self._starting = asyncio.Lock()
         self._watcher: asyncio.Task[EngineDead] | None = None
         self._numbers = itertools.count()  # of everything sent to the engine
+        self._prepared = PreparedCache()
+        # One thread of its own: a constraint may take seconds, also a short one, and tokenizing must not wait for it.
+        self._preparing = ThreadPoolExecutor(1, "trunkline-prepare")
         self._generations: dict[str, Generation] = {}
 
     # ---------------------------------------------------------------- life
@@ -201,17 +210,30 @@ class AsyncLLM:
         cache_salt: str = "",
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer a conversation, as `generate`; the prompt is what the chat template makes of it."""
+        """Answer a conversation, as `generate`; the prompt is what the chat template makes of it.
+
+        tools, tool_choice, parallel_tool_calls  OpenAI's: what may and must be called (docs/tools.md). Calls are in the
+                                                 outputs' `tool_calls` once a text has ended; the text is what the model wrote
+        """
         await self.start()
         if self.template is None:
             raise ConfigError("The model has no chat template; pass one as chat_template.")
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
         text = self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
         )
         token_ids = await self.encode(text, add_special_tokens=False, what="messages")
         sampling = CHAT_DEFAULT if sampling_params is None else checked_sampling(sampling_params)
-        async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt):
+        plan = Dialect.of(self.template, self.tokenizer).plan(use, response=sampling.constraint, prompt=text)
+        sampling = msgspec.structs.replace(sampling, constraint=plan.constraint)
+        async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt, plan):
             yield output
 
     async def explain(self, prompt: Prompt, *, cache_salt: str = "") -> Explanation:
@@ -261,11 +283,20 @@ class AsyncLLM:
             cause = " (That is the fewest it can be: a text this long is refused before it is tokenized.)"
             raise ContextLengthExceeded(limit=self.max_tokens_per_request, seen=fewest, what=what, cause=cause)
 
+    async def prepare(self, constraint: Constraint) -> Prepared:
+        """What the engine gets for a constraint, and what to compare the finished text with. Raises GrammarRefused."""
+        constraint = constraint.fitting(self.tokenizer.is_special)
+        if self._prepared.is_known(constraint):
+            return self._prepared.prepare(constraint)
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, self._prepared.prepare, constraint)
+
     def submit(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: SamplingParams,
         *,
+        grammar: Grammar | None = None,
+        shown_ids: frozenset[int] = frozenset(),
         request_id: str,
         priority: int = 0,
         tenant: str = "",
@@ -277,15 +308,20 @@ class AsyncLLM:
     ) -> Generation:
         """Send prompts to the engine: `sampling.n` continuations of each, i of them with seed + i.
 
+        grammar      what `prepare` made of `sampling.constraint`; None: it is prepared here
+        shown_ids    special tokens whose text is shown all the same
         tenant       whose request: tenants never share cached prefixes
         pin_seconds  keep the prompts in the cache for so long, as far as the tenant's share allows; 0: don't
         pin_tokens   of each prompt, only so many first tokens
         what         the parameter to name in errors: "prompt" or "messages"
 
-        Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, Overloaded, EngineDead.
+        Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, GrammarRefused, Overloaded,
+        EngineDead.
         """
         client, ready = self._running()
         arrival = time.monotonic()
+        if grammar is None and sampling.constraint is not None:
+            grammar = self._prepared.prepare(sampling.constraint.fitting(self.tokenizer.is_special)).grammar
         sampling.check_vocabulary(ready.vocab_size)
         continuations = sampling.continuations()
         requests: list[Generate] = []
@@ -298,13 +334,19 @@ class AsyncLLM:
                 # way.
                 name = f"{request_id}-{next(self._numbers)}"
                 choices[name] = OutputProcessor(
-                    self.tokenizer, params, eos_token_ids=ready.eos_token_ids, index=len(requests)
+                    self.tokenizer,
+                    params,
+                    eos_token_ids=ready.eos_token_ids,
+                    index=len(requests),
+                    shown_ids=shown_ids,
                 )
                 requests.append(
                     Generate(
                         request_id=name,
                         prompt=array("i", prompt).tobytes(),
-                        sampling=msgspec.structs.replace(params, stop=()),  # text is none of the engine's business
+                        # Neither text nor what it must follow are the engine's business: it gets a grammar.
+                        sampling=msgspec.structs.replace(params, stop=(), constraint=None),
+                        grammar=grammar,
                         priority=priority,
                         tenant=tenant,
                         salt=salt,
@@ -354,20 +396,36 @@ class AsyncLLM:
         request_id: str | None,
         priority: int,
         salt: str,
+        plan: Plan = Plan(),  # noqa: B008 (immutable)
     ) -> AsyncGenerator[RequestOutput, None]:
         name = f"request-{next(self._numbers)}" if request_id is None else request_id
         check_labels(name, priority, salt)
         if name in self._generations:
             raise InvalidParameter.of("request_id", name, "an id that no running request has")
-        generation = self.submit([token_ids], sampling, request_id=name, priority=priority, salt=salt)
+        prepared = None if sampling.constraint is None else await self.prepare(sampling.constraint)
+        generation = self.submit(
+            [token_ids],
+            sampling,
+            grammar=prepared.grammar if prepared is not None else None,
+            shown_ids=plan.shown_ids,
+            request_id=name,
+            priority=priority,
+            salt=salt,
+        )
+        checks = Checks(sampling.constraint, prepared) if sampling.constraint is not None and prepared else None
+        found = [Found()] * len(generation.choices)
         self._generations[name] = generation
         try:
             async for deltas in generation:
-                yield _output(name, text, generation, deltas)
+                for delta in deltas:
+                    if delta.finish_reason is not None and (checks is not None or plan.use is not None):
+                        choice = generation.choices[delta.index]
+                        found[delta.index] = await asyncio.to_thread(look_at, choice, plan, checks)
+                yield _output(name, text, generation, deltas, found)
             if any(not choice.finished for choice in generation.choices):
                 for choice in generation.choices:
                     choice.finish_reason = choice.finish_reason or "abort"
-                yield _output(name, text, generation, [])
+                yield _output(name, text, generation, [], found)
         finally:
             del self._generations[name]
             generation.close()
@@ -379,7 +437,9 @@ def _load_tokenizer(path: str) -> tuple[Tokenizer, int]:
     return tokenizer, max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
 
 
-def _output(request_id: str, prompt: str | None, generation: Generation, deltas: list[Delta]) -> RequestOutput:
+def _output(
+    request_id: str, prompt: str | None, generation: Generation, deltas: list[Delta], found: list[Found]
+) -> RequestOutput:
     """All there is so far, with what the deltas added."""
     added = dict.fromkeys(range(len(generation.choices)), "")
     for delta in deltas:
@@ -391,6 +451,8 @@ def _output(request_id: str, prompt: str | None, generation: Generation, deltas:
         prompt_token_ids=tuple(generation.prompts[0]),
         prompt_logprobs=None if first.prompt_logprobs is None else tuple(first.prompt_logprobs),
         cached_tokens=first.cached_tokens,
-        outputs=tuple(choice.output(added[choice.index]) for choice in generation.choices),
+        outputs=tuple(
+            choice.output(added[choice.index], **found[choice.index]._asdict()) for choice in generation.choices
+        ),
         finished=all(choice.finished for choice in generation.choices),
     )

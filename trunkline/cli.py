@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from trunkline import __version__
 from trunkline.cli_engine import POLICY_HELP, add_engine_flags
+from trunkline.cli_grammar import add_grammar_flags, grammar_api_settings, grammar_engine_flags
 from trunkline.cli_parser import Parser
 from trunkline.config import (
     ADMIN_API_KEY_VARIABLE,
@@ -104,6 +105,7 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         num_speculative_tokens=args.num_speculative_tokens,
         device=args.device,
         threads=args.threads,
+        **grammar_engine_flags(args),
     )
     api = ApiConfig(
         host=args.host,
@@ -113,8 +115,11 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         admin_api_key=_key(args.admin_api_key, ADMIN_API_KEY_VARIABLE, "--admin-api-key"),
         cache_sharing=args.cache_sharing,
         chat_template=args.chat_template,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         generation_config=args.generation_config,
         log_format=args.log_format,
+        **grammar_api_settings(args),
     )
     return ServeConfig(engine=engine, api=api)
 
@@ -201,6 +206,23 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--chat-template", metavar="FILE", help="a Jinja file, or the template itself (default: the model's own)"
     )
     group.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        default=api.tool_call_parser,
+        help="how the model writes tool calls; auto: what its chat template teaches. Names: docs/tools.md",
+    )
+    group.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_true",
+        help="accepted, since other servers want it: models may always choose to call tools",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        default=api.reasoning_parser,
+        help="how the model writes its thoughts, which then are reasoning_content; none: they stay in the text",
+    )
+    group.add_argument(
         "--generation-config",
         metavar="auto|vllm|FOLDER",
         default=api.generation_config,
@@ -209,6 +231,8 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
 
     _add_cache(command.add_argument_group("cache"), CacheConfig())
     _add_scheduling(command.add_argument_group("scheduling"), SchedulerConfig())
+
+    add_grammar_flags(command.add_argument_group("structured output"), _size)
 
     group = command.add_argument_group("device")
     group.add_argument(

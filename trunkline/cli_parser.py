@@ -51,12 +51,14 @@ NAMES_HERE: Mapping[str, str] = {
     "--hicache-storage-backend": "--disk-cache-dir, a folder",
     "--slot-save-path": "--disk-cache-dir, a folder that is written and read by itself",
     "--radix-eviction-policy": "--eviction-policy",
+    "--structured-outputs-config": "--grammar-backend, a name",
 }
 
 _ONE_DEVICE = "it is not there yet: the model runs on one device"
 _CPU_ONLY = "it is not there yet: the model runs on the CPU"
 _STORED = "it is not there yet: weights and KV cache are stored as --dtype says; a quantized GGUF file can be served"
 _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
+_OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
 _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
 
@@ -91,6 +93,16 @@ NOT_HERE: Mapping[str, str] = {
     " place in a prompt",
     "--slots": "leave it out: GET /v1/queue, who waits and who runs, is always there",
     "--tokenizer": "it is not there yet: the tokenizer is the model's own",
+    "--guided-decoding-disable-fallback": "leave it out: a --grammar-backend that is named has no fallback",
+    "--jinja": "leave it out: chat templates are always read",
+    "--enable-reasoning": "leave it out: see --reasoning-parser",
+    "--reasoning-format": "leave it out: see --reasoning-parser",
+    "--grammar": _OF_REQUESTS,
+    "--grammar-file": _OF_REQUESTS,
+    "--json-schema": _OF_REQUESTS,
+    "-j": _OF_REQUESTS,
+    "--constrained-json-disable-any-whitespace": "requests say so themselves: compact_json",
+    "--constrained-json-whitespace-pattern": "whitespace in JSON is at most two characters; requests may ask for none: compact_json",
     "--trust-remote-code": "leave it out: code that comes with a checkpoint is never run",
     "--hf-repo": _NOT_DOWNLOADED,
     "--download-dir": _NOT_DOWNLOADED,
@@ -134,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         """One sentence, without the usage, which --help prints."""
         told = re.match("argument (?P<flag>[^:]+): (?P<what>.*)", message, flags=re.DOTALL)
         if told:  # argparse's "argument --port: …"
-            flag, what = told["flag"], told["what"]
+            flag, what = told["flag"].split("/")[0], told["what"]  # of several names the first
             message = f"{flag} {what}" if what.startswith("is ") else f"{flag}: {what}"
         self.exit(2, f"{self.prog}: error: {message}\n")
 

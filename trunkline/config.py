@@ -106,9 +106,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     admin_api_key: str | None = None  # may do what any of them may, and see and flush what belongs to others
     cache_sharing: str = "key"  # one of CACHE_SHARING: who finds whose cached prefixes
     chat_template: str | None = None  # path of a Jinja file, or the template itself; None: the model's own
+    tool_call_parser: str = "auto"  # how the model writes tool calls: a dialect; "auto": what its template teaches
+    reasoning_parser: str = "none"  # how it writes its thoughts: a family of models; "none": they stay in the text
     generation_config: str = "auto"  # whose sampling defaults: the checkpoint's ("auto"), ours ("vllm"), or a folder's
     max_body_bytes: int = 32 * 2**20
     log_format: str = "text"  # one of LOG_FORMATS; of all processes
+    grammar_backend: str = "auto"  # one of GRAMMAR_BACKENDS, of requests that name none
+    grammar_unsupported: str = "error"  # one of UNSUPPORTED_POLICIES, of requests that name none
+    close_on_length: bool = False  # of requests that do not say
 
     @property
     def has_keys(self) -> bool:
@@ -149,6 +154,10 @@ class EngineFlags(TypedDict, total=False):
     max_waiting_tokens: int
     preemption_mode: str
     num_speculative_tokens: int
+    grammar_compile_seconds: float
+    grammar_compile_threads: int
+    grammar_cache_size: int
+    grammar_forced_tokens: bool
     device: str
     threads: int | None
     log_stats_seconds: float
@@ -178,12 +187,19 @@ def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -
         cache=CacheConfig(**parts[CacheConfig]),
         scheduler=SchedulerConfig(**parts[SchedulerConfig]),
         worker=WorkerConfig(**parts[WorkerConfig]),
+        grammar=GrammarConfig(**parts[GrammarConfig]),
         **parts[EngineConfig],
     )
 
 
-_PARTS = (ModelSource, CacheConfig, SchedulerConfig, WorkerConfig, EngineConfig)
-_RENAMED = {"policy": "scheduling_policy"}
+_PARTS = (ModelSource, CacheConfig, SchedulerConfig, WorkerConfig, GrammarConfig, EngineConfig)
+_RENAMED = {
+    "policy": "scheduling_policy",
+    "compile_seconds": "grammar_compile_seconds",
+    "compile_threads": "grammar_compile_threads",
+    "cache_bytes": "grammar_cache_size",
+    "forced_tokens": "grammar_forced_tokens",
+}
 # flag -> the part and the field of it that it sets
 _PLACES: dict[str, tuple[type[msgspec.Struct], str]] = {
     flag: (part, field)
@@ -198,6 +214,7 @@ _CHOICES = {
     "eviction_policy": EVICTION_POLICIES,
     "preemption_mode": PREEMPTION_MODES,
     "fairness": (True, False),
+    "grammar_forced_tokens": (True, False),
     "device": DEVICES,
     "enable_prefix_caching": (True, False),
 }
@@ -213,8 +230,11 @@ _AT_LEAST_ONE = (
     "disk_cache_size",
     "max_waiting_requests",
     "max_waiting_tokens",
+    "grammar_compile_threads",
+    "grammar_cache_size",
 )
 _SHARES = ("tenant_cache_share", "max_pinned_share")
+_SECONDS = ("target_token_seconds", "grammar_compile_seconds")
 _NOT_ON_THE_COMMAND_LINE = ("num_pages", "log_stats_seconds")
 _MAY_BE_NONE = (
     "max_model_len",
@@ -253,7 +273,7 @@ def _check(flag: str, value: Any) -> None:
         raise ConfigError(f"{shown}; allowed is an integer from 0 to {MAX_SPECULATIVE_TOKENS}.")
     if flag in _SHARES and not (type(value) in (int, float) and 0 < value <= 1):
         raise ConfigError(f"{shown}; allowed is a share above 0 and up to 1.")
-    if flag == "target_token_seconds" and not (type(value) in (int, float) and 0 < value < math.inf):
+    if flag in _SECONDS and not (type(value) in (int, float) and 0 < value < math.inf):
         raise ConfigError(f"{shown}; allowed is a number of seconds above 0.")
     if flag == "disk_cache_dir" and (not isinstance(value, str) or not value or "\0" in value):
         raise ConfigError(f"{shown}; allowed is the path of a folder.")

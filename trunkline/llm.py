@@ -11,18 +11,24 @@ import msgspec
 from tqdm import tqdm
 
 from trunkline.api.cache_report import Explanation, explain
+from trunkline.api.constrained import Checks
+from trunkline.api.dialect import Dialect, Plan, look_at
 from trunkline.api.generation import OutputProcessor
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
+from trunkline.api.tools import read_tools
 from trunkline.config import EngineFlags, engine_config
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter
+from trunkline.grammar.prepare import PreparedCache
+from trunkline.grammar.service import CompileService
+from trunkline.grammar.vocabulary import Vocabulary
 from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, as_batch, checked_sampling, token_ids_of
 from trunkline.interrupts import interrupts_held
 from trunkline.messages import CacheReport, Call, Failed, Finished, FromEngine, Generate, Reply, Tokens
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
-from trunkline.outputs import RequestOutput
+from trunkline.outputs import CompletionOutput, RequestOutput
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.engine import Engine
 
@@ -59,12 +65,18 @@ class LLM:
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template
         self._template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
+        self._dialect = Dialect.of(self._template, self.tokenizer)
         with tqdm(desc=f"Loading {checkpoint.name}", unit="tensor", leave=False, disable=None) as bar:
             worker = load_worker(config, lambda done, total: _show(bar, done, total))
         self._eos_token_ids = worker.eos_token_ids
+        self._prepared = PreparedCache()
+        self._grammars = CompileService(
+            lambda: Vocabulary(self.tokenizer, worker.vocab_size, worker.eos_token_ids), config.grammar
+        )
         self.engine = Engine(
             config,
             worker,
+            grammars=self._grammars,
             eos_token_ids=worker.eos_token_ids,
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
@@ -100,19 +112,41 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or each of several; the prompt is what the model's chat template makes of it."""
+        """Answer a conversation, or each of several; the prompt is what the model's chat template makes of it.
+
+        tools, tool_choice, parallel_tool_calls  OpenAI's: what may and must be called (docs/tools.md). Calls are in the
+                                                 outputs' `tool_calls`; the text is what the model wrote
+        """
         if self._template is None:
             raise ConfigError("The model has no chat template; pass one as chat_template.")
+        use = read_tools(tools, tool_choice, parallel_tool_calls)
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         texts = [
             self._template.render(
-                conversation, add_generation_prompt=add_generation_prompt, chat_template_kwargs=chat_template_kwargs
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                chat_template_kwargs=chat_template_kwargs,
+                tools=tools,
             )
             for conversation in conversations
         ]
         sampling = _one_each(CHAT_DEFAULT if sampling_params is None else sampling_params, len(texts))
-        encoded = [_Encoded(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        plans = [
+            self._dialect.plan(use, response=params.constraint, prompt=text)
+            for text, params in zip(texts, sampling, strict=True)
+        ]
+        sampling = [
+            msgspec.structs.replace(params, constraint=plan.constraint)
+            for params, plan in zip(sampling, plans, strict=True)
+        ]
+        encoded = [
+            _Encoded(text, self.tokenizer.encode(text, add_special_tokens=False), plan)
+            for text, plan in zip(texts, plans, strict=True)
+        ]
         return self._run(encoded, sampling, use_tqdm)
 
     def explain(self, prompt: Prompt) -> Explanation:
@@ -170,6 +204,7 @@ class _Encoded(NamedTuple):
 
     text: str | None  # None: it was given as token ids
     token_ids: list[int]
+    plan: Plan = Plan()  # who reads what comes of it
 
 
 class _Sent(NamedTuple):
@@ -186,6 +221,8 @@ class _Batch:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.processors: dict[str, OutputProcessor] = {}  # by the engine's id
+        self.checks: dict[str, Checks] = {}  # the same, of those that have any
+        self.plans: dict[str, Plan] = {}
         self.sent: list[_Sent] = []
 
     def add(self, prompt: _Encoded, sampling: SamplingParams) -> None:
@@ -199,12 +236,28 @@ class _Batch:
             raise InvalidParameter.of(
                 "prompt", prompt.token_ids, f"token ids from 0 to {self.llm.engine.vocab_size - 1}"
             ) from None
+        constraint = sampling.constraint and sampling.constraint.fitting(self.llm.tokenizer.is_special)
+        prepared = self.llm._prepared.prepare(constraint) if constraint is not None else None
+        if constraint is not None and prepared is not None:
+            self.checks |= dict.fromkeys(names, Checks(constraint, prepared))
+        self.plans |= dict.fromkeys(names, prompt.plan)
         for index, (name, params) in enumerate(zip(names, sampling.continuations(), strict=True)):
             self.processors[name] = OutputProcessor(
-                self.llm.tokenizer, params, eos_token_ids=self.llm._eos_token_ids, index=index
+                self.llm.tokenizer,
+                params,
+                eos_token_ids=self.llm._eos_token_ids,
+                index=index,
+                shown_ids=prompt.plan.shown_ids,
             )
             group = request_id if sampling.n > 1 else ""
-            self.take(self.llm.engine.handle(Generate(request_id=name, prompt=token_ids, sampling=params, group=group)))
+            message = Generate(
+                request_id=name,
+                prompt=token_ids,
+                sampling=msgspec.structs.replace(params, constraint=None),
+                grammar=prepared.grammar if prepared is not None else None,
+                group=group,
+            )
+            self.take(self.llm.engine.handle(message))
 
     def take(self, messages: Iterable[FromEngine]) -> int:
         """Hand each message to its continuation; returns how many of them ended. Raises RequestError for a Failed
@@ -237,11 +290,16 @@ class _Batch:
                     prompt_token_ids=tuple(prompt.token_ids),
                     prompt_logprobs=tuple(scores) if scores is not None else None,
                     cached_tokens=processors[0].cached_tokens,
-                    outputs=tuple(processor.output() for processor in processors),
+                    outputs=tuple(self._output(name) for name in names),
                     finished=True,
                 )
             )
         return outputs
+
+    def _output(self, name: str) -> CompletionOutput:
+        processor, checks, plan = self.processors[name], self.checks.get(name), self.plans[name]
+        found = look_at(processor, plan, checks)
+        return processor.output(**found._asdict())
 
 
 def _one_each(sampling: SamplingParams | Sequence[SamplingParams], num: int) -> list[SamplingParams]:

@@ -28,6 +28,14 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[Candidate, ...]
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in a text. `arguments` is JSON text, cut off where the text was."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One continuation of a prompt, as far as it has come.
 
@@ -39,6 +47,9 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason  None while it goes on. "stop": the model, a stop string or a stop token ended it; "length": its room is
                    full; "abort": the caller ended it
     stop_reason    the stop string or stop token id that ended it; None for the model's own end-of-text
+    valid          whether a text that is JSON by its constraint is valid under the schema as it was given. None: it was not
+                   checked, since it has not ended by itself, or could not be
+    tool_calls     those in the text, once it has ended, if tools were given
     """
 
     index: int
@@ -48,6 +59,8 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[PositionLogprobs, ...] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    valid: bool | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,15 +98,29 @@ BAD = [
     (chat(user=5), "user"),
     (chat(metadata="x"), "metadata"),
     (chat(ignore_eos="no"), "ignore_eos"),
-    (chat(tools=[TOOL]), "tools"),
-    (chat(tools=[TOOL], tool_choice="required"), "tools"),
+    (chat(tools=[TOOL, TOOL]), "tools[1].function.name"),
+    (chat(tools=[TOOL], tool_choice="any"), "tool_choice"),
     (chat(tools="f"), "tools"),
     (chat(tool_choice="auto"), "tool_choice"),
     (chat(functions=[{"name": "f"}]), "functions"),
-    (chat(response_format={"type": "json_object"}), "response_format"),
-    (chat(response_format={"type": "json_schema", "json_schema": {"schema": {}}}), "response_format"),
-    (chat(structured_outputs={"regex": "a"}), "structured_outputs"),
-    (chat(guided_json={}), "guided_json"),
+    (chat(function_call="auto"), "function_call"),
+    (chat(response_format={"type": "json"}), "response_format.type"),
+    (chat(response_format={"type": "json_schema", "json_schema": {"schema": {}}}), "response_format.json_schema.name"),
+    (chat(structured_outputs={"regex": "("}), "structured_outputs.regex"),
+    (chat(guided_json={"type": "strng"}), "guided_json"),
+    (chat(guided_json="{"), "guided_json"),
+    (chat(guided_json={"enum": []}), "guided_json"),
+    (chat(guided_json=False), "guided_json"),
+    (chat(guided_json={"$ref": "#/nowhere"}), "guided_json"),
+    (chat(guided_json={"type": "string", "minLength": 5, "maxLength": 2}), "guided_json"),
+    (chat(guided_json={"type": "string", "pattern": r"^(a|b)\1$"}), "guided_json"),
+    (chat(guided_regex="["), "guided_regex"),
+    (chat(guided_choice=[]), "guided_choice"),
+    (chat(guided_grammar="root ::= missing"), "guided_grammar"),
+    (chat(regex="a", ebnf='root ::= "a"'), "ebnf"),
+    (chat(regex="a", grammar_backend="nobody"), "grammar_backend"),
+    (completion(regex="("), "regex"),
+    (completion(guided_json=5), "guided_json"),
     (chat(logits_processors=["x"]), "logits_processors"),
     (chat(modalities=["text", "audio"]), "modalities"),
     (chat(audio={"voice": "alloy"}), "audio"),
@@ -168,6 +182,18 @@ def shown(value: object) -> str:
 def test_bad_value_is_refused_and_named(http: httpx.Client, request_: tuple[str, dict[str, Any]], param: str) -> None:
     path, body = request_
     check_refused(http.post(path, json=body), param)
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "instead"), [("functions", [{"name": "f"}], "tools"), ("function_call", "auto", "tool_choice")]
+)
+def test_what_openai_has_replaced_is_refused_in_plain_words(
+    http: httpx.Client, param: str, value: Any, instead: str
+) -> None:
+    path, body = chat(**{param: value})
+    error = check_refused(http.post(path, json=body), param)
+    assert error["message"] == f"'{param}' is no longer supported; send '{instead}' instead."
+    assert error["code"] == "unsupported_value"
 
 
 def test_good_requests_are_served_after_all_that(http: httpx.Client, server: Server) -> None:

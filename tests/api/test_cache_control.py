@@ -77,7 +77,8 @@ def test_bad_marks_are_named(mark: Any, place: str) -> None:
             case "part":
                 chat({"content": [part(), part(cache_control=mark)]}).pin()
             case "tool":
-                chat({}, tools=[{"cache_control": mark}], tool_choice="none").pin()
+                tool = {"type": "function", "function": {"name": "f"}, "cache_control": mark}
+                chat({}, tools=[tool], tool_choice="none").pin()
     where = {"body": "", "message": "messages[1].", "part": "messages[0].content[1].", "tool": "tools[0]."}[place]
     assert str(refused.value.param).startswith(f"{where}cache_control")
 

@@ -16,6 +16,8 @@ import pytest
 
 from tests.api.serving import MODEL, Server, metrics, sse_events, wait_idle
 
+pytestmark = pytest.mark.slow  # together more than a second or two
+
 SECRET = "xyzzy plugh frotz"
 WAIT_FOR = {"temperature": 0, "max_tokens": 2, "ignore_eos": True}
 PAGE = 16
@@ -197,7 +199,7 @@ def test_difference_in_a_later_message_and_in_the_template(a: Client) -> None:
     assert later.endswith(
         "at character 19 of messages[1] (user), it has 'morrow?<|im_end|>' where this one has 'day?<|im_end|>\\n<|im_start|>a'."
     ), later
-    template = a.explain({"messages": [chat()["messages"][0], {"role": "tool", "content": "open"}]})
+    template = a.explain({"messages": [chat()["messages"][0], {"role": "assistant", "content": "open"}]})
     assert template["difference"]["message"] is None
     assert (
         "then, in the template's own text between messages[0] and messages[1], it has 'user\\nWhen '"

@@ -52,6 +52,7 @@ NOTHING = {"cached_tokens": 0, "cached_by_tier": {}}
                 " prompt token, which is always computed."
             ),
         ),
+        ({"reason": "complete", "cached_tokens": 120}, "120 of the 120 prompt tokens are cached."),
         (
             {"reason": "short", "prompt_tokens": 9, **NOTHING},
             (

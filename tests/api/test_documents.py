@@ -17,6 +17,8 @@ from trunkline.api.template import ChatTemplate
 from trunkline.errors import InvalidParameter
 from trunkline.models.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow  # together more than a second or two
+
 USER = {"role": "user", "content": "Why?"}
 BLOCKS = "<documents>\n<document>\nTitle: Sky\nIt is blue.\n</document>\n<document>\nGrass is green.\n</document>\n</documents>"
 DOCUMENTS: list[Any] = [{"title": "Sky", "text": "It is blue."}, "Grass is green."]

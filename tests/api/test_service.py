@@ -10,6 +10,7 @@ import pytest
 from trunkline.api.engine_process import EngineProcess
 from trunkline.api.prompt import render
 from trunkline.api.protocol import ChatRequest, CompletionRequest
+from trunkline.api.response_format import GrammarDefaults
 from trunkline.api.service import sampling_defaults
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
@@ -49,7 +50,7 @@ def test_values_no_request_may_have_stop_the_start(bad: dict[str, Any]) -> None:
 def test_request_wins_over_defaults_even_with_zero() -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9}
     request = CompletionRequest.parse({"model": "m", "prompt": "x", "temperature": 0, "top_p": None})
-    sampling = request.sampling(defaults)
+    sampling = request.sampling(defaults, GrammarDefaults())
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0, 0.9, 16)
 
 

@@ -34,7 +34,7 @@ serve: $(VENV)/.serve  ## serve the built-in model on 127.0.0.1:8000; ARGS='--po
 bench: $(VENV)/.serve  ## start a server, run the workloads W1 … W5 against it; ARGS='--workload W2'
 	@$(PY) -m benchmarks.workloads $(ARGS)
 
-test: $(VENV)/.dev  ## everything that needs no real model, with 2,000 examples a property (under 15 minutes)
+test: $(VENV)/.dev  ## everything that needs no real model, with 1,000 examples a property (under 15 minutes)
 	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(ARGS)
 
 test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)

@@ -12,6 +12,8 @@ from trunkline.bench.runner import Run, Server
 from trunkline.bench.texts import Texts
 from trunkline.bench.workloads import make_workloads
 
+pytestmark = pytest.mark.slow  # together more than a second or two
+
 TEXTS = Texts(by_words)
 
 

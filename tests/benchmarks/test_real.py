@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.server import serve
+from tests.data import data_file
 from trunkline.bench.cli import make_texts
 from trunkline.bench.workloads import NAMES, make_workloads
 
@@ -46,6 +47,11 @@ def test_drafts(tmp_path: Path) -> None:
     results = json.loads(output.read_text())["results"]
     assert [one["streams"] for one in results["cold"]] == [1, 8]
     assert all(one["steps_ratio"] <= 0.5 for one in results["repeated"]), results["repeated"]
+
+
+def test_tool_calls() -> None:
+    data = data_file("grammar/bfcl_sample.jsonl").parent
+    assert "| named " in run("benchmarks.tool_calls", "--data", str(data), "--cases", "2")
 
 
 def test_lengths_are_exact_for_the_built_in_tokenizer() -> None:

@@ -56,6 +56,7 @@ class AnswerReader:
         shows_thoughts: bool = True,
     ) -> None:
         self.calls: list[ReadCall] = []
+        self.has_thought = False  # shown or not
         self._tools = tools
         self._reasoning = reasoning
         self._only_calls = only_calls
@@ -119,6 +120,7 @@ class AnswerReader:
 
     def _deltas(self, reasoning: str, events: Iterable[Event]) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
+        self.has_thought = self.has_thought or bool(reasoning)
         if reasoning and self._shows_thoughts:
             self._thoughts.append(reasoning)
             deltas.append({"reasoning_content": reasoning})

@@ -61,8 +61,8 @@ class ChatAnswer:
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer in one piece. Raises GrammarBroken."""
         choices = []
-        for choice in generation.choices:
-            reader = self._plan.read(choice)
+        readers = [self._plan.read(choice) for choice in generation.choices]
+        for choice, reader in zip(generation.choices, readers, strict=True):
             assert choice.finish_reason is not None
             body: dict[str, Any] = {
                 "index": choice.index,
@@ -79,7 +79,7 @@ class ChatAnswer:
             **self._common,
             "object": "chat.completion",
             "choices": choices,
-            "usage": self._usage(generation),
+            "usage": self._usage(generation, readers),
         }
         if self._chat.return_token_ids:
             answer["prompt_token_ids"] = generation.prompts[0]
@@ -104,7 +104,7 @@ class ChatAnswer:
                     frames.append(self._end(generation, delta, reader, await self._found(choice, reader)))
             yield frames
             frames = []
-        usage = self._usage(generation) if self._chat.includes_usage else None
+        usage = self._usage(generation, readers) if self._chat.includes_usage else None
         if last := last_chunk(generation, usage=usage, reports=self._reports):
             yield [self._head + b"]" + last + b"}\n\n"]
 
@@ -144,10 +144,11 @@ class ChatAnswer:
         more = b"," + msgspec.json.encode({"stop_reason": delta.stop_reason, **found})[1:-1]
         return self._frame(generation, delta.index, b"{}", b"null", reason + more)
 
-    def _usage(self, generation: Generation) -> dict[str, Any]:
+    def _usage(self, generation: Generation, readers: list[AnswerReader]) -> dict[str, Any]:
         """Once all is there: with the tokens that were thought, by models that think."""
         usage = usage_body(generation.usage)
-        thought = [self._plan.reasoning_tokens(choice) for choice in generation.choices]
+        both = zip(generation.choices, readers, strict=True)
+        thought = [self._plan.reasoning_tokens(choice, reader) for choice, reader in both]
         if None not in thought:
             usage["completion_tokens_details"] = {"reasoning_tokens": sum(filter(None, thought))}
         return usage
@@ -155,8 +156,8 @@ class ChatAnswer:
     async def _found(self, choice: OutputProcessor, reader: AnswerReader) -> dict[str, Any]:
         """What a choice that has ended says of its constraint."""
         calls = self._plan.checked_calls(reader)
-        text = None if reader.is_plain else reader.content
-        return self._constrained.fields(await self._constrained.verdict(choice, text=text, calls=calls))
+        verdict = await self._constrained.verdict(choice, text=reader.content, calls=calls)
+        return self._constrained.fields(verdict)
 
     def _frame(
         self,

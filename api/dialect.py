@@ -21,7 +21,7 @@ from trunkline.api.reasoning import ReasoningParser, Thinking
 from trunkline.api.reasoning_parsers import find_reasoning_parser
 from trunkline.api.template import ChatTemplate
 from trunkline.api.tool_parsers import choose_dialect, find_dialect
-from trunkline.api.tool_parsers.base import CallForm, ToolParser
+from trunkline.api.tool_parsers.base import ToolParser
 from trunkline.api.tool_parsers.json_calls import GenericParser
 from trunkline.api.tools import ToolUse
 from trunkline.constraint import Constraint, Tag
@@ -68,13 +68,11 @@ class Plan(NamedTuple):
         reader.finish(choice.finish_reason)
         return reader
 
-    def reasoning_tokens(self, choice: OutputProcessor) -> int | None:
-        """Of a choice: those up to the end of its thoughts. None: there can't be any."""
+    def reasoning_tokens(self, choice: OutputProcessor, reader: AnswerReader) -> int | None:
+        """Of a choice that was read: those up to the end of its thoughts. None: there can't be any."""
         if self.thinking is None:
             return None
-        parser = self.thinking.parser(is_open=self.thinking.is_open)
-        has_thought = bool(parser.push(choice.text).reasoning or parser.finish().reasoning)
-        return choice.num_tokens_until(self.thinking.parser.ends()) if has_thought else 0
+        return choice.num_tokens_until(self.thinking.parser.ends()) if reader.has_thought else 0
 
     def checked_calls(self, reader: AnswerReader) -> list[Call]:
         """Those that were read, with the place of the schema that each is compared with."""
@@ -150,8 +148,10 @@ class Dialect(NamedTuple):
         Raises InvalidParameter if both can't be had, GrammarRefused for a strict tool that can't be enforced.
         """
         thinking = None if self.reasoning is None else self.reasoning.expect(prompt, asked_to_think)
-        tools = None if use is None else self._parser(use, response)
-        constraint = response if use is None else self._constraint(use, response, options)
+        tools, constraint = None, response
+        if use is not None:
+            tools = self._parser(use, response)
+            constraint = self._constraint(use, tools, response, options)
         if constraint is not None and thinking is not None and thinking.is_awaited:
             mark = thinking.parser.close_before(calls=constraint.tags is not None)
             constraint = msgspec.structs.replace(constraint, after=mark)
@@ -165,12 +165,13 @@ class Dialect(NamedTuple):
         is_written = use.is_forced or response is not None  # by a grammar, in a form that it can write
         return GenericParser if is_written and self.tools.form is None else self.tools
 
-    def _constraint(self, use: ToolUse, response: Constraint | None, options: Mapping[str, Any]) -> Constraint | None:
-        form: CallForm = self.tools.form or GenericParser.form
-        if use.is_forced or response is not None or self.tools.form is not None:
+    def _constraint(
+        self, use: ToolUse, tools: type[ToolParser], response: Constraint | None, options: Mapping[str, Any]
+    ) -> Constraint | None:
+        if tools.form is not None:
             # Calls that must be made leave no text that a response_format could be about.
             instead = None if use.is_forced or response is None else _as_tag(response)
-            tags = use.tags(form, instead=instead, special_tokens=self.special_tokens)
+            tags = use.tags(tools.form, instead=instead, special_tokens=self.special_tokens)
             return Constraint(tags=tags, where="tools", **options)
         for tool in use.tools:
             if tool.strict:

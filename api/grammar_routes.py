@@ -19,10 +19,9 @@ from trunkline.api.body import read_json
 from trunkline.api.errors import json_response
 from trunkline.api.openapi import Route
 from trunkline.api.protocol import invalid
-from trunkline.api.response_format import ConstraintFields, refuse_misspelt
+from trunkline.api.response_format import ConstraintFields, ToolFields, refuse_misspelt
 from trunkline.api.service import Service
-from trunkline.api.tools import ToolUse, read_tools
-from trunkline.constraint import Constraint, Grammar
+from trunkline.constraint import Constraint
 from trunkline.errors import InvalidParameter
 from trunkline.grammar.interface import GrammarRefused
 from trunkline.grammar.prepare import BACKENDS, Prepared, prepare
@@ -30,13 +29,10 @@ from trunkline.grammar.prepare import BACKENDS, Prepared, prepare
 NO_PROMPT = ""  # what would come before the answer: nothing opens a thought
 
 
-class GrammarCheckRequest(ConstraintFields):
+class GrammarCheckRequest(ConstraintFields, ToolFields):
     """The fields of a request that say what its answer must follow; those of a chat's tools among them."""
 
     model: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
@@ -47,10 +43,6 @@ class GrammarCheckRequest(ConstraintFields):
             raise invalid(error, body) from None
         refuse_misspelt(body, body.keys() - cls.model_fields.keys())
         return parsed
-
-    def tool_use(self) -> ToolUse | None:
-        """What may and must be called; None: nothing. Raises InvalidParameter."""
-        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,18 +133,13 @@ def ask_each(constraint: Constraint) -> dict[str, Problem | None]:
 
 
 async def _measured(service: Service, prepared: Prepared, backends: dict[str, Problem | None]) -> GrammarCheck:
-    reply = await service.llm.call("grammar_check", grammar=_plain(prepared.grammar))
+    reply = await service.llm.call("grammar_check", grammar=msgspec.to_builtins(prepared.grammar))
     return GrammarCheck(
         ok=reply["error"] is None,
         backends=backends,
         findings=[Problem(**finding._asdict()) for finding in prepared.findings],
         **reply,
     )
-
-
-def _plain(grammar: Grammar) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(grammar)
-    return built
 
 
 def _refused(refused: GrammarRefused, backends: dict[str, Problem | None]) -> GrammarCheck:

@@ -6,8 +6,9 @@
 A message to a function is handed on with its header, for the parser of its calls. Other headers are nothing.
 """
 
-from trunkline.api.reasoning import ReasoningParser, Split, Thinking, first_in, overlap
-from trunkline.api.tool_parsers.harmony import CHANNEL, CONSTRAIN, ENDS, MAX_HEADER_CHARACTERS, MESSAGE, START
+from trunkline.api.marks import first_in, overlap
+from trunkline.api.reasoning import ReasoningParser, Split, Thinking
+from trunkline.api.tool_parsers.harmony import CHANNEL, ENDS, MAX_HEADER_CHARACTERS, MESSAGE, START, HarmonyParser
 
 _BEGINS = (START, CHANNEL)
 
@@ -36,7 +37,7 @@ class HarmonyReasoningParser(ReasoningParser):
 
     @classmethod
     def markers(cls) -> tuple[str, ...]:
-        return (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+        return HarmonyParser.markers
 
     def _said(self) -> Split:
         return Split("", self._until_mark())

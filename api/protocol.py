@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trunkline.api.body import LONGEST_PATH
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
-from trunkline.api.response_format import UNKNOWN_NAME, ConstraintFields, GrammarDefaults, refuse_misspelt
-from trunkline.api.tools import ToolUse, read_tools
+from trunkline.api.response_format import UNKNOWN_NAME, ConstraintFields, GrammarDefaults, ToolFields, refuse_misspelt
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
 
@@ -196,16 +195,13 @@ class Document(BaseModel):
     text: str
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     verbosity: str | None = None
     reasoning_effort: str | None = None
     prediction: dict[str, Any] | None = None
@@ -261,10 +257,6 @@ class ChatRequest(GenerationRequest):
     def conversation(self) -> list[dict[str, Any]]:
         """The messages as they were sent, but for the marks."""
         return [message.model_dump(exclude_unset=True, exclude={CACHE_CONTROL}) for message in self.messages]
-
-    def tool_use(self) -> ToolUse | None:
-        """What the answer may and must call; None: nothing. Raises InvalidParameter."""
-        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def pin(self) -> PinWish | None:
         return pin_wish(self.cache_control, self._marks())
@@ -396,24 +388,15 @@ def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any
     """Raises InvalidParameter for a field whose value asks for what we cannot do."""
     for param, harmless in unsupported.items():
         if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
-            if (successor := _REPLACED_BY.get(param)) is not None:
-                raise _replaced(param, successor)
-            why = _WHY_NOT.get(param, _NOT_YET)
-            raise _unsupported(param, body[param], _options(harmless), why)
+            raise _unsupported(param, body[param], harmless)
 
 
-def _options(harmless: tuple[Any, ...]) -> str:
-    return "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
-
-
-def _unsupported(param: str, seen: Any, allowed: str, why: str = _NOT_YET) -> InvalidParameter:
-    error = InvalidParameter.of(param, seen, f"{allowed}: {why}")
-    error.code = "unsupported_value"
-    return error
-
-
-def _replaced(param: str, successor: str) -> InvalidParameter:
-    error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
+def _unsupported(param: str, seen: Any, harmless: tuple[Any, ...]) -> InvalidParameter:
+    if (successor := _REPLACED_BY.get(param)) is not None:
+        error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
+    else:
+        allowed = "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
+        error = InvalidParameter.of(param, seen, f"{allowed}: {_WHY_NOT.get(param, _NOT_YET)}")
     error.code = "unsupported_value"
     return error
 

@@ -13,6 +13,8 @@ gpt-oss, which thinks in a channel, has a class in harmony_reasoning.py.
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from trunkline.api.marks import first_in, overlap
+
 SWITCHES = ("enable_thinking", "thinking")  # of `chat_template_kwargs`, in the templates of different models
 
 
@@ -219,15 +221,3 @@ def asked_to_think(variables: Mapping[str, Any] | None) -> bool | None:
         if isinstance(wish := (variables or {}).get(switch), bool):
             return wish
     return None
-
-
-def first_in(text: str, marks: tuple[str, ...]) -> tuple[int, str]:
-    """Where the first of the marks begins, and which it is; the length of the text and "" if there is none."""
-    found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
-    return min(found, default=(len(text), ""))
-
-
-def overlap(text: str, marks: tuple[str, ...]) -> int:
-    """How many of the last characters of the text may be the beginning of a mark."""
-    lengths = range(min(max(map(len, marks)) - 1, len(text)), 0, -1)
-    return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)

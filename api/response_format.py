@@ -26,15 +26,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from trunkline.config import GRAMMAR_BACKENDS, ApiConfig
+from trunkline.api.tools import NAME, NAME_ALLOWED, ToolUse, read_tools
+from trunkline.config import GRAMMAR_BACKEND_ALIASES, GRAMMAR_BACKENDS, ApiConfig
 from trunkline.constraint import Constraint
 from trunkline.errors import LONGEST_SHOWN, InvalidParameter, shown
 
-# vLLM's name of a backend -> ours
-BACKEND_NAMES = {"guidance": "llguidance", **{name: name for name in GRAMMAR_BACKENDS}}
 MAX_CHOICES = 10_000  # strings in `choice`
 
-_NAME_ALLOWED = "1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
 _RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*(?:\.\d+|\{[^}]*\}|\[[^\]]*\]|::_)*\s*(::=|:)")  # the beginning of one
 
 
@@ -105,7 +103,7 @@ class Closed(BaseModel):
 class JsonSchemaFormat(Closed):
     """A schema by its name, as OpenAI has it. `description` changes nothing: what the model is to know stands in the messages."""
 
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$"), _one_sentence("name", _NAME_ALLOWED)]
+    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$"), _one_sentence("name", NAME_ALLOWED)]
     description: str | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
@@ -336,18 +334,31 @@ class ConstraintFields(BaseModel):
                 continue
             name, _, option_text = given.partition(":")  # as in vLLM: "xgrammar:no-fallback,disable-any-whitespace"
             options = set(option_text.split(",")) - {""}
-            if name not in BACKEND_NAMES or options - {"no-fallback", "disable-any-whitespace"}:
+            name = GRAMMAR_BACKEND_ALIASES.get(name, name)
+            if name not in GRAMMAR_BACKENDS or options - {"no-fallback", "disable-any-whitespace"}:
                 raise InvalidParameter.of(param, given, f"one of {', '.join(GRAMMAR_BACKENDS)}")
             is_compact |= "disable-any-whitespace" in options
-            found[BACKEND_NAMES[name]] = param
+            found[name] = param
         if len(found) > 1:
             names = " and ".join(f"'{param}'" for param in found.values())
             raise InvalidParameter(f"{names} name different backends.", param=next(reversed(found.values())))
         return next(iter(found), None), is_compact
 
 
+class ToolFields(BaseModel):
+    """The fields of a chat that say what its answer may call."""
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def tool_use(self) -> ToolUse | None:
+        """What may and must be called; None: nothing. Raises InvalidParameter."""
+        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+
 # Names that say what an answer must follow, and beginnings of names that would.
-CONSTRAINT_NAMES = (*ConstraintFields.model_fields, "tools", "tool_choice", "parallel_tool_calls")
+CONSTRAINT_NAMES = (*ConstraintFields.model_fields, *ToolFields.model_fields)
 CONSTRAINT_BEGINNINGS = ("guided_", "structured_", "response_format", "grammar_", "tool_")
 ALIKE = 0.8  # of difflib's 0 to 1
 LONGEST_ALIKE = 40  # characters: no name here is near so long

@@ -27,8 +27,8 @@ from trunkline.errors import InvalidParameter
 MAX_TOOLS = 128
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of the arguments of a function without `parameters`: only `{}`."""
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NAME_ALLOWED = "1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # of a function, or of a schema
+NAME_ALLOWED = "1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
 _CHOICES = (
     '"none", "auto", "required", {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", "allowed_tools":'
     ' {"mode": …, "tools": […]}}'
@@ -136,8 +136,8 @@ def _read_tool(tool: Any, where: str) -> Tool:
     if not isinstance(function, Mapping):
         raise InvalidParameter.of(f"{where}.function", function, "an object with a name")
     name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidParameter.of(f"{where}.function.name", name, _NAME_ALLOWED)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidParameter.of(f"{where}.function.name", name, NAME_ALLOWED)
     description = function.get("description")
     if description is not None and not isinstance(description, str):
         raise InvalidParameter.of(f"{where}.function.description", description, "a string")

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.json_lines import read_rows
 from trunkline import LLM, Constraint, SamplingParams
 from trunkline.bench.cli import make_texts
 from trunkline.bench.report import platform_facts
@@ -83,7 +84,7 @@ def mask_ratio(llm: LLM, texts: Texts, name: str) -> float:
 
 def read_cases(data: Path, most: int) -> list[Any]:
     """Questions with tools, from all over the sample: its kinds stand one after the other."""
-    rows = [json.loads(line) for line in (data / "bfcl_sample.jsonl").read_text(encoding="utf-8").split("\n") if line]
+    rows = read_rows(data / "bfcl_sample.jsonl")
     return rows[:: max(1, len(rows) // most)][:most]
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.json_lines import read_rows
 from trunkline.config import GRAMMAR_BACKENDS, GrammarConfig
 from trunkline.constraint import Constraint
 from trunkline.errors import RequestError
@@ -33,8 +34,6 @@ from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 
 # Categories of the official test suite whose schemas leave their draft to the folder they stand in.
 DRAFTS = {"draft7": "http://json-schema.org/draft-07/schema#"}
-
-
 REQUIRED_DRAFTS = ("draft2020-12", "draft7")  # of the suite; the rest of its groups are optional
 SYNTHESIZED = "Synthesized"  # the category of JSONSchemaBench's schemas that no person wrote
 
@@ -94,10 +93,7 @@ def load(file: Path) -> list[Case]:
 
 
 def _cases(file: Path) -> Iterator[Case]:
-    for line in file.read_text(encoding="utf-8").split("\n"):  # a text may hold U+2028
-        if not line:
-            continue
-        row = json.loads(line)
+    for row in read_rows(file):
         instances = [Instance(json.dumps(test["data"], ensure_ascii=False), test["valid"]) for test in row["tests"]]
         category, schema = row.get("category", row.get("keyword", "")), row["schema"]
         if category in DRAFTS and isinstance(schema, dict):

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import openai
 
+from benchmarks.json_lines import read_rows
 from benchmarks.server import serve
 from trunkline.bench.report import platform_facts
 from trunkline.bench.tables import align
@@ -91,8 +92,7 @@ class Findings(NamedTuple):
 
 def load_cases(file: Path) -> list[Case]:
     """The cases of bfcl_sample.jsonl."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line]
-    return [Case(row["id"], row["question"][0], row["tools_openai"]) for row in rows]
+    return [Case(row["id"], row["question"][0], row["tools_openai"]) for row in read_rows(file)]
 
 
 def fields_of(way: str, case: Case) -> dict[str, Any]:

@@ -47,11 +47,10 @@ class Check:
         """
         try:
             compiled, ending, seconds = self._compilation.result(), self._compilation.ending, self._compilation.seconds
-            error = self._error
         except RequestError as refused:
-            compiled, ending, seconds, error = None, None, None, str(refused)
-        if compiled is None or error is not None or seconds is None:
-            return {"backend": None, "error": error}
+            return {"backend": None, "error": str(refused)}
+        if self._error is not None:
+            return {"backend": None, "error": self._error}
         cost = self._cost
         return {
             "backend": compiled.backend,

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from trunkline.grammar.interface import Matcher, MatcherFailed
 from trunkline.grammar.vocabulary import Vocabulary
+from trunkline.step import Bits, mask_bits
 
 LONGEST = 4096  # tokens of an ending
 FIRST_WALK = 24  # masks of a greedy walk before a beam is tried
@@ -41,8 +42,6 @@ LONGEST_RESPELLED = 2048  # bytes
 OPENERS = b":[,{"
 WHITESPACE = b" \t\n\r"
 TEXT_PROBES = (b"a", b"q", b"Z", b" ", b",", b"}")  # where all of these may come, a string is open
-
-Bits = npt.NDArray[np.bool_]
 
 
 class Table(NamedTuple):
@@ -78,9 +77,8 @@ def find_ending(matcher: Matcher, vocabulary: Vocabulary, *, most: int = LONGEST
 
     None if none of at most `most` tokens was found. The matcher stays as it is. Raises MatcherFailed.
     """
-    search = Search(
-        vocabulary, most=2 * most + BEAM_DEPTH, masks=FIRST_MASKS
-    )  # it may be too long before it is shortened
+    # It may be too long before it is shortened.
+    search = Search(vocabulary, most=2 * most + BEAM_DEPTH, masks=FIRST_MASKS)
     ending = search.find(matcher, last=b":")
     ending = None if ending is None else search.shorten(matcher, ending)
     return None if ending is None or len(ending) > most else ending
@@ -284,7 +282,7 @@ class Search:
             return None
         self.masks_left -= 1
         matcher.fill(self._row)
-        return np.unpackbits(self._row.view(np.uint8), bitorder="little").view(np.bool_)
+        return mask_bits(self._row)
 
     # ---------------------------------------------------------------- shortening it
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trunkline.grammar.interface import CompiledGrammar, MatcherFailed
 from trunkline.grammar.vocabulary import Vocabulary
-from trunkline.step import Int32
+from trunkline.step import Int32, mask_bits
 
 NUM_MASKS = 48
 LONGEST_WALK = 24  # tokens; then another text begins
@@ -30,8 +30,7 @@ class MaskCost(NamedTuple):
 
 def allowed_ids(row: Int32) -> Int32:
     """int32 [n]: the token ids whose bits are set in a row, int32 [W], ascending."""
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little").view(np.bool_)
-    return np.flatnonzero(bits).astype(np.int32)
+    return np.flatnonzero(mask_bits(row)).astype(np.int32)
 
 
 def measure_masks(compiled: CompiledGrammar, vocabulary: Vocabulary, clock: Callable[[], float]) -> MaskCost:

@@ -5,9 +5,6 @@
 Pure Python, milliseconds, no tokens and no backend libraries: this runs in the API process.
 """
 
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -19,7 +16,7 @@ from trunkline.grammar.backends.outlines import emitter as outlines_emitter
 from trunkline.grammar.backends.xgrammar import emitter as xgrammar_emitter
 from trunkline.grammar.backends.xgrammar import structural_tag
 from trunkline.grammar.interface import Finding, GrammarRefused, InvalidSchema, Unsupported
-from trunkline.grammar.reading import Reading, Readings, read
+from trunkline.grammar.reading import Reading, read
 from trunkline.grammar.refusal import refusal
 from trunkline.grammar.regex.automaton import BudgetExceeded, all_within
 from trunkline.grammar.schema.forms import Forms
@@ -119,8 +116,8 @@ def prepare(
 
     `unsupported` is the server's policy, for a constraint that has none: "error", or "validate", under which a keyword
     that cannot be enforced is left out of the grammar and listed in `findings`. `all_backends` asks those too that are
-    not needed. `read` may know schemas already. Raises GrammarRefused, in OpenAI's words, for a constraint that is wrong, that nothing satisfies, or
-    that no backend of those it may go to is sure to be true to.
+    not needed. `read` may know schemas already. Raises GrammarRefused, in OpenAI's words, for a constraint that is wrong,
+    that nothing satisfies, or that no backend of those it may go to is sure to be true to.
     """
     with all_within(MAX_WORK):
         return _prepare(constraint, unsupported, all_backends, read)
@@ -204,9 +201,8 @@ def _ask(backend: str, constraint: Constraint, parts: list[_Part]) -> GrammarSou
         return _No(error.finding, _part_of(backend, parts) if kind == "tags" else 0)
     except BudgetExceeded:
         return _No(TOO_MUCH_WORK)
-    except (
-        InvalidSchema
-    ) as error:  # a regular expression or a grammar; or nothing satisfies a schema, as comes out only now
+    except InvalidSchema as error:
+        # Of a regular expression or a grammar; or nothing satisfies a schema, as comes out only now.
         index = _part_of(backend, parts) if kind == "tags" else 0
         part = parts[index] if kind in SCHEMA_KINDS and index is not None else None
         raise refusal(constraint, part, error.finding, is_valid=False) from None
@@ -346,112 +342,3 @@ def _read_part(constraint: Constraint, sent: _Sent, is_lenient: bool, read: Read
     if sent.is_call and (objects := only_objects(found.forms)) is not None:
         part = replace(part, widest=ANY_OBJECT, forms=objects if found.findings else found.forms)
     return part
-
-
-# --- Remembering.
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    outcome: Prepared | GrammarRefused
-    num_bytes: int
-    expires: float | None  # by the clock; None: never
-
-
-class PreparedCache:
-    """`prepare`, remembered: the last recently used constraints, bounded in number and in bytes of text.
-
-    Their schemas are remembered by themselves, too: the same tools in other company are read once.
-    A refusal is remembered for a while as well, so that a hostile schema costs its sender's patience only once.
-    The key is the constraint as it was sent, property order and all. Thread-safe; `clock` returns seconds.
-    """
-
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        max_entries: int = 512,
-        max_bytes: int = 64 * 2**20,
-        refused_seconds: float = 60.0,
-    ) -> None:
-        self._clock = clock
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._refused_seconds = refused_seconds
-        self._entries: OrderedDict[tuple[Constraint, str], _Entry] = OrderedDict()
-        self._num_bytes = 0
-        self._readings = Readings()
-        self._lock = threading.Lock()
-        self.num_hits = 0
-        self.num_misses = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def num_bytes(self) -> int:
-        """Text held, in bytes, about."""
-        return self._num_bytes
-
-    def prepare(self, constraint: Constraint, *, unsupported: str = "error") -> Prepared:
-        """As the function of that name."""
-        key = (constraint, unsupported)
-        found = self._find(key)
-        if found is None:
-            expires = None
-            try:
-                found = prepare(constraint, unsupported=unsupported, read=self._readings.read)
-            except GrammarRefused as refused:
-                found, expires = refused, self._clock() + self._refused_seconds
-            self._keep(key, _Entry(found, _size(constraint, found), expires))
-        if isinstance(found, GrammarRefused):
-            raise _again(found)
-        return found
-
-    def is_known(self, constraint: Constraint, *, unsupported: str = "error") -> bool:
-        """Whether `prepare` has only to look it up."""
-        with self._lock:
-            entry = self._entries.get((constraint, unsupported))
-            return entry is not None and (entry.expires is None or self._clock() < entry.expires)
-
-    def _find(self, key: tuple[Constraint, str]) -> Prepared | GrammarRefused | None:
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and (entry.expires is None or self._clock() < entry.expires):
-                self._entries.move_to_end(key)
-                self.num_hits += 1
-                return entry.outcome
-            self.num_misses += 1
-            return None
-
-    def _keep(self, key: tuple[Constraint, str], entry: _Entry) -> None:
-        if entry.num_bytes > self._max_bytes:
-            return
-        with self._lock:
-            old = self._entries.pop(key, None)
-            self._num_bytes += entry.num_bytes - (old.num_bytes if old else 0)
-            self._entries[key] = entry
-            while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
-                _, dropped = self._entries.popitem(last=False)
-                self._num_bytes -= dropped.num_bytes
-
-
-def _size(constraint: Constraint, outcome: Prepared | GrammarRefused) -> int:
-    """Bytes, about: the texts of a constraint (the parsed schema holds them again, in small objects) and its
-    sources."""
-    value = getattr(constraint, constraint.kind)
-    if isinstance(value, str):
-        sent = len(value)
-    elif constraint.tags is not None:
-        sent = sum(len(tag.begin) + len(tag.json_schema) + len(tag.end) for tag in constraint.tags.tags)
-    else:
-        sent = sum(map(len, constraint.choice or ()))
-    made = sum(len(s.text) for s in outcome.grammar.sources) if isinstance(outcome, Prepared) else len(outcome.message)
-    return 1024 + 5 * sent + made
-
-
-def _again(refused: GrammarRefused) -> GrammarRefused:
-    """The same error once more: an exception that is raised twice keeps the frames of both."""
-    copy = GrammarRefused(refused.message, param=refused.param, findings=refused.findings)
-    copy.code = refused.code
-    return copy

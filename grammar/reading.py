@@ -6,12 +6,11 @@
 Knows no constraint and no backend.
 """
 
-import threading
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 from trunkline.grammar.algebra import canonical
 from trunkline.grammar.interface import Finding, Unsupported
+from trunkline.grammar.recent import Recent
 from trunkline.grammar.schema import meta, normalize
 from trunkline.grammar.schema.forms import Forms
 
@@ -49,28 +48,21 @@ class Readings:
     """`read`, remembered: the last recently used, bounded in bytes. What raises is not. Thread-safe."""
 
     def __init__(self, max_bytes: int = 32 * 2**20) -> None:
-        self._max_bytes = max_bytes
-        self._known: OrderedDict[tuple[str, bool], Reading] = OrderedDict()
-        self._lock = threading.Lock()
-        self.num_bytes = 0
+        self._known: Recent[tuple[str, bool], Reading] = Recent(max_bytes=max_bytes)
         self.num_read = 0  # anew
+
+    @property
+    def num_bytes(self) -> int:
+        """Held, about."""
+        return self._known.num_bytes
 
     def read(self, text: str, *, lenient: bool) -> Reading:
         """As the function of that name. What it returns is shared: it must not be changed."""
-        key = text, lenient
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        found = read(text, lenient=lenient)
-        with self._lock:
+        found = self._known.get((text, lenient))
+        if found is None:
+            found = read(text, lenient=lenient)
             self.num_read += 1
-            if key not in self._known:
-                self._known[key] = found
-                self.num_bytes += _size(text)
-            while self.num_bytes > self._max_bytes:
-                (dropped, _), _ = self._known.popitem(last=False)
-                self.num_bytes -= _size(dropped)
+            self._known.keep((text, lenient), found, _size(text))
         return found
 
 

@@ -27,9 +27,7 @@ from trunkline.models.tokenizer import Tokenizer
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 MOST_GROWN = 512 * 2**20  # bytes of resident memory: what compiles here is then compiled in the engine
-CPU_PER_SECOND = (
-    4  # CPU seconds that a source may use per second that it may take: libraries compile on several threads
-)
+CPU_PER_SECOND = 4  # CPU seconds that a source may use per second that it takes: libraries compile on several threads
 
 
 class SentTokenizer(Tokenizer):

@@ -18,7 +18,7 @@ out in the child first; with MOST_ZOMBIES nothing new is compiled. Nothing is im
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from trunkline.grammar.closing import find_ending
 from trunkline.grammar.interface import Backend, CompiledGrammar, GrammarRefused, MatcherFailed
 from trunkline.grammar.sandbox import Sandbox, SandboxFailed, shorten
 from trunkline.grammar.vocabulary import Vocabulary
+from trunkline.messages import Totals
 
 logger = logging.getLogger("trunkline.grammar")
 
@@ -44,7 +45,6 @@ MOST_WAITING = 256  # sources that wait for a thread,
 WAITING_SECONDS = 30.0  # and for how long
 RETRY_SECONDS = 5.0  # after which it may be worth while to ask again
 LOADING_SECONDS = 240.0  # to import backends, here and in the child; that does not count as compiling
-LONGEST_ENDING = 4096  # tokens
 
 
 class Key(NamedTuple):
@@ -53,6 +53,10 @@ class Key(NamedTuple):
     backend: str
     kind: str
     text: str
+
+    @classmethod
+    def of(cls, source: GrammarSource) -> "Key":
+        return cls(source.backend, source.kind, source.text)
 
 
 class Compiled(NamedTuple):
@@ -185,7 +189,7 @@ class CompileService:
         self._running: dict[bool, set[Flight]] = {False: set(), True: set()}
         self._zombies: set[Flight] = set()
         self._checks: set[Check] = set()  # that are not done
-        self._compile_seconds: dict[str, dict[str, float]] = {}
+        self._compile_seconds: defaultdict[str, Totals] = defaultdict(Totals)
         self._num_refused: dict[str, int] = {}
         self._hits = self._misses = 0
 
@@ -260,7 +264,7 @@ class CompileService:
         """Counters since start and gauges of now; plain numbers."""
         with self._changed:
             return {
-                "grammar_compile_seconds": {name: dict(entry) for name, entry in self._compile_seconds.items()},
+                "grammar_compile_seconds": msgspec.to_builtins(self._compile_seconds),
                 "grammar_refused_total": dict(self._num_refused),
                 "grammar_cache_bytes": sum(entry.grammar.num_bytes for entry in self._cache.values()),
                 "grammar_cache_entries": len(self._cache),
@@ -291,7 +295,7 @@ class CompileService:
                 compilation.outcome = self._refuse(compilation)
                 return
             source = grammar.sources[len(compilation.refusals)]
-            key = Key(source.backend, source.kind, source.text)
+            key = Key.of(source)
             known = self._cache.get(key)
             if known is not None:
                 self._cache.move_to_end(key)
@@ -302,7 +306,8 @@ class CompileService:
             refusal = self._refused.get(key)
             if refusal is not None and refusal.until > self.clock():
                 if not (compilation.is_check or refusal.is_counted):
-                    refusal = self._refused[key] = self._counted(refusal)
+                    self._num_refused[key.backend] = self._num_refused.get(key.backend, 0) + 1
+                    refusal = self._refused[key] = refusal._replace(is_counted=True)
                 compilation.refusals.append(refusal)
                 continue
             if self._closed:
@@ -331,7 +336,7 @@ class CompileService:
             known=known,
             deadline=self.clock() + WAITING_SECONDS,
         )
-        self._flights[Key(source.backend, source.kind, source.text), with_ending] = flight
+        self._flights[Key.of(source), with_ending] = flight
         queue.append(flight)
         self._dispatch()
         return flight
@@ -402,41 +407,31 @@ class CompileService:
 
     def _settle(self, flight: Flight, outcome: Outcome) -> None:
         """Tell those who wait."""
-        key = Key(flight.source.backend, flight.source.kind, flight.source.text)
+        key = Key.of(flight.source)
         self._flights.pop((key, flight.with_ending))
         if isinstance(outcome, Compiled):
             self._keep(flight, outcome)
         elif isinstance(outcome, Refusal):
-            outcome = outcome._replace(until=self.clock() + REFUSED_SECONDS)
-            if not all(compilation.is_check for compilation in flight.waiting):
-                outcome = self._counted(outcome)
             self._refused.pop(key, None)
-            self._refused[key] = outcome
+            self._refused[key] = outcome._replace(until=self.clock() + REFUSED_SECONDS)
             if len(self._refused) > MOST_REFUSED:
                 self._refused.popitem(last=False)
         for compilation in flight.waiting:
             if isinstance(outcome, Refusal):
-                compilation.refusals.append(outcome)
-                self._advance(compilation)
+                self._advance(compilation)  # which finds it among the refused
             else:
                 compilation.outcome = outcome
         self._has_news = True
         self._changed.notify_all()
 
-    def _counted(self, refusal: Refusal) -> Refusal:
-        self._num_refused[refusal.backend] = self._num_refused.get(refusal.backend, 0) + 1
-        return refusal._replace(is_counted=True)
-
     def _keep(self, flight: Flight, compiled: Compiled) -> None:
         """In the cache, as far as there is room. What is evicted stays good for those who have it."""
-        key = Key(flight.source.backend, flight.source.kind, flight.source.text)
+        key = Key.of(flight.source)
         self._refused.pop(key, None)
         self._cache[key] = compiled
         self._cache.move_to_end(key)
         if flight.known is None:
-            entry = self._compile_seconds.setdefault(key.backend, {"sum": 0.0, "count": 0})
-            entry["sum"] += compiled.seconds
-            entry["count"] += 1
+            self._compile_seconds[key.backend].add(compiled.seconds)
         # Some grow as texts are followed: what they hold is asked anew.
         num_bytes = sum(entry.grammar.num_bytes for entry in self._cache.values())
         while num_bytes > self.config.cache_bytes:
@@ -485,7 +480,7 @@ class CompileService:
 
     def _ending(self, grammar: CompiledGrammar) -> tuple[int, ...] | None:
         try:
-            ending = find_ending(grammar.matcher(), self.vocabulary, most=LONGEST_ENDING)
+            ending = find_ending(grammar.matcher(), self.vocabulary)
         except MatcherFailed:
             return None
         return None if ending is None else tuple(ending)

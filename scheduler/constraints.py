@@ -14,16 +14,20 @@ With steps in flight (Worker.depth 1) such a request generates in every second s
 for some of that.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from trunkline.config import GrammarConfig
 from trunkline.constraint import Grammar
 from trunkline.errors import GenerationFailed, InvalidParameter, RequestError
-from trunkline.grammar.interface import Backend, Compiler, MatcherFailed
+from trunkline.grammar.interface import Compiler, MatcherFailed
 from trunkline.grammar.mark import Mark
 from trunkline.grammar.text import ConstrainedText, Rules
 from trunkline.grammar.vocabulary import Vocabulary
+from trunkline.messages import Totals
 from trunkline.scheduler.counters import Counters
 from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.request import MOST_FORCED, Request, State
@@ -50,9 +54,8 @@ class Constraints:
         self.counters = counters
         self._pending: dict[Request, None] = {}  # in order of arrival
         self._num_following = 0  # requests that have their text, and have not ended
-        self._backends: dict[str, Backend] = {}
         self._marks: dict[str, Mark] = {}
-        self._mask_seconds: dict[str, dict[str, float]] = {}
+        self._mask_seconds: defaultdict[str, Totals] = defaultdict(Totals)
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -109,8 +112,6 @@ class Constraints:
     def _text(self, request: Request) -> ConstrainedText:
         assert request.grammar is not None and request.compilation is not None and self.grammars is not None
         compiled, vocabulary, sampling = request.compilation.result(), self.grammars.vocabulary, request.sampling
-        if compiled.backend not in self._backends:
-            self._backends[compiled.backend] = self.grammars.backend(compiled.backend)
         rules = Rules(
             after=self._mark(request.grammar.after, vocabulary),
             stop_ids=sampling.stop_token_ids,
@@ -172,19 +173,18 @@ class Constraints:
 
     def fill(self, masks: StepMasks) -> None:
         """Fill a step's masks, while the worker computes it."""
-        masks.fill(self._backends.__getitem__, self._observe)
+        assert self.grammars is not None
+        masks.fill(self.grammars.backend, self._observe)
 
     def _observe(self, backend: str, num_rows: int, seconds: float) -> None:
-        entry = self._mask_seconds.setdefault(backend, {"sum": 0.0, "count": 0})
-        entry["sum"] += seconds
-        entry["count"] += num_rows
+        self._mask_seconds[backend].add(seconds, count=num_rows)
 
     def stats(self) -> dict[str, Any]:
         """Counters since start and gauges of now, with those of the service."""
         return {
             "grammar_running": self._num_following,
             "grammar_waiting": len(self._pending),
-            "grammar_mask_seconds": {name: dict(entry) for name, entry in self._mask_seconds.items()},
+            "grammar_mask_seconds": msgspec.to_builtins(self._mask_seconds),
             **(self.grammars.stats() if self.grammars is not None else {}),
         }
 

@@ -20,7 +20,7 @@ import numpy as np
 from trunkline.config import EngineConfig
 from trunkline.errors import InvalidParameter, RequestError
 from trunkline.grammar.interface import Compiler
-from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngine
+from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngine, Totals
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.document_order import DocumentOrder
 from trunkline.radix.events import Namespace
@@ -37,17 +37,6 @@ LONGEST_DELIVERY = 300.0  # seconds between a request's arrival and its message'
 SAVING_SECONDS = 3.0  # for what is brought to disk at the end: whoever ends the process waits no more than five
 LEAST_CLOSING_SECONDS = 0.5  # of these, for what is being written
 READING_SECONDS = 0.01  # how long a step may wait for the disk, or for a grammar, if there is nothing to compute
-
-
-class StepTotals(msgspec.Struct):
-    """Sum and count of something measured every step."""
-
-    sum: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.sum += value
-        self.count += 1
 
 
 class StepInFlight(NamedTuple):
@@ -113,8 +102,8 @@ class Engine:
             grammar_config=config.grammar,
         )
         self.grammars = grammars
-        self.step_seconds = StepTotals()
-        self.step_tokens = StepTotals()
+        self.step_seconds = Totals()
+        self.step_tokens = Totals()
         self._in_flight: deque[StepInFlight] = deque()
         self._late: list[LateReply] = []
         self._last_applied_at = 0.0

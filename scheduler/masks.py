@@ -141,8 +141,8 @@ class StepMasks:
     def _take_back(self, group: Group) -> None:
         """The text as it was when the step was planned. A matcher that failed on a draft is replaced: the draft may be
         wrong."""
-        num_tokens, group.tried = group.text.num_tokens - group.tried, 0
+        tried, group.tried = group.tried, 0
         if not group.given_up:
-            group.text.rollback(group.text.num_tokens - num_tokens)
+            group.text.rollback(tried)
         elif group.drafts:
-            group.text.restore(num_tokens)
+            group.text.restore(group.text.num_tokens - tried)

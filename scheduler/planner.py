@@ -78,9 +78,8 @@ class PlanBuilder:
             self._rows.append(self._choose(request, at=last, position=end, mask=mask))
             if end == request.num_prompt:
                 forks = self._fork(request.followers, at=last, position=end)
-        elif (
-            not prompt_rows or end > request.num_prompt
-        ):  # nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared
+        elif not prompt_rows or end > request.num_prompt:
+            # Nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared.
             self._rows.append(LogitsRow(request=len(self._pieces), at=last, position=end, sampling=None))
         if draft is not None:
             assert end == request.num_tokens, "drafts follow the last token that is known"

@@ -197,7 +197,7 @@ class Scheduler:
     def _begin(self, request: Request) -> None:
         """What its text must begin with is known before the prompt is read."""
         request.untold = self.constraints.first(request)
-        if request.state is State.WAITING:
+        if request.untold and request.state is State.WAITING:
             self.admission.extend(request, request.untold)
         else:
             request.extend(request.untold)

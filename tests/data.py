@@ -5,8 +5,11 @@ The folder is $TRUNKLINE_DATA, or ../shared/data beside the checkout.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from benchmarks.json_lines import read_rows
 
 
 def data_file(name: str) -> Path:
@@ -16,3 +19,8 @@ def data_file(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"{path} is not here: set TRUNKLINE_DATA to the folder that has {name}")
     return path
+
+
+def grammar_rows(name: str) -> list[Any]:
+    """The rows of e.g. "keyword_probes", a corpus of schemas, functions or calls; skips as `data_file` does."""
+    return read_rows(data_file(f"grammar/{name}.jsonl"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trunkline.step import CopyKind, PageCopy, Plan, RowLogprobs, StepResult
+from trunkline.step import CopyKind, PageCopy, Plan, RowLogprobs, StepResult, mask_bits
 
 UNWRITTEN = -1
 VOCAB_SIZE = 97
@@ -37,7 +37,7 @@ def continuation(
 
 def next_allowed(tokens: list[int] | np.ndarray, mask: np.ndarray, vocab_size: int = VOCAB_SIZE) -> int | None:
     """The token that follows `tokens` under a mask row: the hash's, or the next that is allowed, cyclically; None: there is none."""
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+    bits = mask_bits(mask)
     first = next_token(tokens, vocab_size)
     return next((at % vocab_size for at in range(first, first + vocab_size) if bits[at % vocab_size]), None)
 

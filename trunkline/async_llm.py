@@ -34,7 +34,8 @@ from trunkline.errors import (
     InvalidParameter,
     Overloaded,
 )
-from trunkline.grammar.prepare import Prepared, PreparedCache
+from trunkline.grammar.prepare import Prepared
+from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.inputs import (
     CHAT_DEFAULT,
     GENERATE_DEFAULT,
@@ -95,6 +96,7 @@ class AsyncLLM:
         self.checkpoint: Checkpoint
         self.tokenizer: Tokenizer
         self.template: ChatTemplate | None = None
+        self._dialect: Dialect
         self._longest_token: int
         self.process: EngineProcess | None = None
         self.client: EngineClient | None = None
@@ -134,6 +136,7 @@ class AsyncLLM:
         self.tokenizer, self._longest_token = await asyncio.to_thread(_load_tokenizer, self.config.model.path)
         template = self._template_source or self.tokenizer.chat_template
         self.template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
+        self._dialect = Dialect.of(self.template, self.tokenizer)
         try:
             self.ready = await client.wait_ready()
         except EngineDead:
@@ -231,7 +234,7 @@ class AsyncLLM:
         )
         token_ids = await self.encode(text, add_special_tokens=False, what="messages")
         sampling = CHAT_DEFAULT if sampling_params is None else checked_sampling(sampling_params)
-        plan = Dialect.of(self.template, self.tokenizer).plan(use, response=sampling.constraint, prompt=text)
+        plan = self._dialect.plan(use, response=sampling.constraint, prompt=text)
         sampling = msgspec.structs.replace(sampling, constraint=plan.constraint)
         async for output in self._stream(text, token_ids, sampling, request_id, priority, cache_salt, plan):
             yield output
@@ -402,17 +405,19 @@ class AsyncLLM:
         check_labels(name, priority, salt)
         if name in self._generations:
             raise InvalidParameter.of("request_id", name, "an id that no running request has")
-        prepared = None if sampling.constraint is None else await self.prepare(sampling.constraint)
+        grammar = checks = None
+        if sampling.constraint is not None:
+            prepared = await self.prepare(sampling.constraint)
+            grammar, checks = prepared.grammar, Checks(sampling.constraint, prepared)
         generation = self.submit(
             [token_ids],
             sampling,
-            grammar=prepared.grammar if prepared is not None else None,
+            grammar=grammar,
             shown_ids=plan.shown_ids,
             request_id=name,
             priority=priority,
             salt=salt,
         )
-        checks = Checks(sampling.constraint, prepared) if sampling.constraint is not None and prepared else None
         found = [Found()] * len(generation.choices)
         self._generations[name] = generation
         try:

@@ -4,7 +4,13 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from trunkline.config import GRAMMAR_BACKENDS, UNSUPPORTED_POLICIES, ApiConfig, GrammarConfig
+from trunkline.config import (
+    GRAMMAR_BACKEND_ALIASES,
+    GRAMMAR_BACKENDS,
+    UNSUPPORTED_POLICIES,
+    ApiConfig,
+    GrammarConfig,
+)
 from trunkline.units import format_bytes
 
 _API, _ENGINE = ApiConfig(served_model_names=("",)), GrammarConfig()
@@ -84,4 +90,4 @@ def grammar_api_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _backend(name: str) -> str:
-    return "llguidance" if name == "guidance" else name  # vLLM's name of it
+    return GRAMMAR_BACKEND_ALIASES.get(name, name)

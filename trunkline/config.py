@@ -15,6 +15,7 @@ PREEMPTION_MODES = ("auto", "recompute", "swap")
 CACHE_SHARING = ("key", "all")
 LOG_FORMATS = ("text", "json")
 GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "outlines")
+GRAMMAR_BACKEND_ALIASES = {"guidance": "llguidance"}  # vLLM's names -> ours
 UNSUPPORTED_POLICIES = ("error", "validate")
 MAX_SPECULATIVE_TOKENS = 64
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")

@@ -20,7 +20,7 @@ from trunkline.api.template_source import chat_template_source
 from trunkline.api.tools import read_tools
 from trunkline.config import EngineFlags, engine_config
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter
-from trunkline.grammar.prepare import PreparedCache
+from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.service import CompileService
 from trunkline.grammar.vocabulary import Vocabulary
 from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, as_batch, checked_sampling, token_ids_of
@@ -67,19 +67,18 @@ class LLM:
         self._template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
         self._dialect = Dialect.of(self._template, self.tokenizer)
         with tqdm(desc=f"Loading {checkpoint.name}", unit="tensor", leave=False, disable=None) as bar:
-            worker = load_worker(config, lambda done, total: _show(bar, done, total))
+            worker = load_worker(config, lambda done, total: _show(bar, done, total), tokenizer=self.tokenizer)
         self._eos_token_ids = worker.eos_token_ids
         self._prepared = PreparedCache()
-        self._grammars = CompileService(
-            lambda: Vocabulary(self.tokenizer, worker.vocab_size, worker.eos_token_ids), config.grammar
-        )
         self.engine = Engine(
             config,
             worker,
-            grammars=self._grammars,
             eos_token_ids=worker.eos_token_ids,
             max_model_len=worker.max_model_len,
             vocab_size=worker.vocab_size,
+            grammars=CompileService(
+                lambda: Vocabulary(self.tokenizer, worker.vocab_size, worker.eos_token_ids), config.grammar
+            ),
         )
         self._num_requests = 0
         self._closed = False

@@ -162,6 +162,17 @@ class Reply(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tru
     error: str | None = None
 
 
+class Totals(msgspec.Struct):
+    """Sum and count of something measured again and again, as the call "stats" tells them."""
+
+    sum: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.sum += value
+        self.count += count
+
+
 ToEngine = Generate | Abort | Call
 FromEngine = Loading | Ready | Tokens | Finished | Failed | Reply
 

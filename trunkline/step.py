@@ -22,6 +22,7 @@ from trunkline.sampling import SamplingParams
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
+Bits = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +87,11 @@ class Masks(Protocol):
 
         A row without any bit set leaves nothing to choose: it fails.
         """
+
+
+def mask_bits(mask: Int32) -> Bits:
+    """Which tokens a row of Masks allows: bool [32 W]. Bits beyond the vocabulary stand for nothing."""
+    return np.unpackbits(mask.astype("<i4", copy=False).view(np.uint8), bitorder="little").view(np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ import torch
 
 from trunkline.errors import GenerationFailed
 from trunkline.sampling import SamplingParams
-from trunkline.step import Float32, Int32, LogitsRow, RowLogprobs
+from trunkline.step import Float32, Int32, LogitsRow, RowLogprobs, mask_bits
 from trunkline.workers.noise import GUMBEL_SPAN, gumbel, gumbel_of_all
 
 MIN_LOGPROB = -9999.0  # stands for log(0), as with OpenAI: JSON has no infinity
@@ -66,10 +66,8 @@ def sample(logits: torch.Tensor, rows: Sequence[LogitsRow], masks: Int32 | None 
 
 
 def allowed_tokens(mask: Int32, vocab_size: int) -> Indices:
-    """The token ids below `vocab_size` whose bits are set in a mask row, ascending. Bits beyond stand for nothing."""
-    words = mask[: -(-vocab_size // 32)].astype("<i4", copy=False)
-    bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
-    return np.flatnonzero(bits.view(np.bool_))
+    """The token ids below `vocab_size` whose bits are set in a mask row, ascending."""
+    return np.flatnonzero(mask_bits(mask)[:vocab_size])
 
 
 class _Mask:

@@ -26,8 +26,15 @@ from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
 
 
-def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | None = None) -> "LocalWorker":
+def load_worker(
+    config: EngineConfig,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> "LocalWorker":
     """Read the checkpoint and allocate the KV storage; `on_progress(done, total)` follows the weights.
+
+    tokenizer  the checkpoint's, if the caller has read it; None: it is read here
 
     Raises ModelError if the checkpoint can't be served, ConfigError if a flag doesn't fit it or this machine.
     """
@@ -49,7 +56,8 @@ def load_worker(config: EngineConfig, on_progress: Callable[[int, int], None] | 
     if config.cache.disk_cache_dir is not None:  # large checkpoints take seconds, the first time
         name = fingerprint(checkpoint, dtype=runner.dtype, numerics=runner.numerics, page_size=page_size)
     # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
-    tokenizer = load_tokenizer(config.model.path)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(config.model.path)
     ends = (*checkpoint.eos_token_ids, *tokenizer.eos_token_ids)
     return LocalWorker(
         runner,

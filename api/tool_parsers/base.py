@@ -25,18 +25,17 @@ What turns out to be no call after all becomes content, marker and all: nothing 
 Blanks around calls are layout: they are held back until text follows them, and dropped at the end if there was a call.
 """
 
-import functools
-import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
+from trunkline.api.marks import first_of, overlap
 from trunkline.api.tool_parsers.json_value import JsonValue
 from trunkline.constraint import Tag, Tags
 
@@ -375,6 +374,26 @@ class ToolParser(ABC):
         yield from self.arguments()
         yield from self.end_call()
 
+    def section(self, call: Callable[[], Steps[None]], *, begin: str, end: str, closing: str) -> Steps[None]:
+        """Calls up to `closing`, each between `begin` and `end`; what opens the section was read. `call` reads what is between.
+
+        Raises Malformed if anything else than a call or `closing` comes first.
+        """
+        yield from self.skip_blanks()
+        if not (yield from self.begins_with(begin)):
+            yield from self.expect(closing)
+            return
+        while True:
+            yield from call()
+            yield from self.skip_blanks()
+            if (yield from self.read_over(end)):
+                self.hold_from_here()
+            yield from self.skip_blanks()
+            if not (yield from self.begins_with(begin)):
+                break
+        if not (yield from self.read_over(closing)):
+            self.put_back()
+
     def arguments(self) -> Steps[None]:
         """Hand on a JSON value as the arguments of the last call, as it comes. Raises Malformed if the text ends within.
 
@@ -382,31 +401,30 @@ class ToolParser(ABC):
         """
         value = JsonValue()
         while not value.is_over:
-            end = value.advance(self._text, self._at)
-            yield from self.add_arguments(self._text[self._at : end])
-            self._at = end
-            if not value.is_over:
-                if self._is_over:
-                    raise Ended
-                yield None
-        self._held = self._at
+            yield from self.add_arguments((yield from self._more_of(value)))
+        self.hold_from_here()
 
     def json_value(self) -> Steps[str]:
         """The text of a JSON value. Raises Malformed if the text ends within, or no value begins here."""
         value, pieces = JsonValue(), []
         while not value.is_over:
-            end = value.advance(self._text, self._at)
-            pieces.append(self._text[self._at : end])
-            self._at = end
-            if not value.is_over:
-                if self._is_over:
-                    raise Ended
-                yield None
+            pieces.append((yield from self._more_of(value)))
         if not any(pieces):
             raise Malformed
         return "".join(pieces)
 
     # ---------------------------------------------------------------- the machinery
+
+    def _more_of(self, value: JsonValue) -> Steps[str]:
+        """What comes next of a value; "" if that is its end. Raises Ended."""
+        while True:
+            end = value.advance(self._text, self._at)
+            piece, self._at = self._text[self._at : end], end
+            if piece or value.is_over:
+                return piece
+            if self._is_over:
+                raise Ended
+            yield None
 
     def _is_rest_of(self, literal: str) -> bool:
         """Whether all text that is left, and there comes no more, is the beginning of the literal."""
@@ -434,18 +452,7 @@ class ToolParser(ABC):
 
     def _certain(self, markers: Sequence[str]) -> int:
         """Up to where the text cannot be the beginning of a marker."""
-        length = len(self._text)
-        longest = max(map(len, markers), default=1)
-        for start in range(max(self._at, length - longest + 1), length):
-            if any(marker.startswith(self._text[start:]) for marker in markers):
-                return start
-        return length
-
-
-@functools.lru_cache
-def first_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Finds the first of these texts. Of two that begin at one place, the longer: "<tool" must not hide "<tool_call>"."""
-    return re.compile("|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True)))
+        return len(self._text) - overlap(self._text, markers, self._at)
 
 
 _ALPHANUMERICS = string.ascii_letters + string.digits

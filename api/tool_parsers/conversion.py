@@ -12,7 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from trunkline.api.tool_parsers.base import Ended, Steps, ToolParser, first_of
+from trunkline.api.marks import first_of
+from trunkline.api.tool_parsers.base import Ended, Steps, ToolParser
 
 Kinds = frozenset[str] | None
 """JSON's names of types: what a value may be. None: anything."""

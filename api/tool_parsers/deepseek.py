@@ -41,20 +41,7 @@ class DeepSeekV31Parser(ToolParser):
         assert self._held is not None
         if self._text.startswith(CALL_BEGIN, self._held):
             self.unread()
-        yield from self.skip_blanks()
-        if not (yield from self.begins_with(CALL_BEGIN)):
-            yield from self.expect(CALLS_END)
-            return
-        while True:
-            yield from self.call()
-            yield from self.skip_blanks()
-            if (yield from self.read_over(CALL_END)):
-                self.hold_from_here()
-            yield from self.skip_blanks()
-            if not (yield from self.begins_with(CALL_BEGIN)):
-                break
-        if not (yield from self.read_over(CALLS_END)):
-            self.put_back()
+        yield from self.section(self.call, begin=CALL_BEGIN, end=CALL_END, closing=CALLS_END)
 
     def call(self) -> Steps[None]:
         """What stands between the marks of one."""

@@ -128,9 +128,7 @@ def _arguments(text: str) -> str:
 def _loaded(text: str) -> object:
     try:
         value = json.loads(text)
-        text.encode() if not isinstance(
-            value, str
-        ) else value.encode()  # half of a surrogate pair can't be sent to anybody
+        (value if isinstance(value, str) else text).encode()  # half of a surrogate pair can't be sent to anybody
     except (ValueError, RecursionError):
         raise Malformed from None
     return value

@@ -30,26 +30,14 @@ class KimiK2Parser(ToolParser):
 
     def read(self) -> Steps[None]:
         while (yield from self.content_until(_SECTION_BEGIN)):
-            yield from self.attempt(self._calls())
+            section = self.section(self._call, begin=_CALL_BEGIN, end=_CALL_END, closing=_SECTION_END)
+            yield from self.attempt(section)
 
-    def _calls(self) -> Steps[None]:
-        yield from self.skip_blanks()
-        if not (yield from self.begins_with(_CALL_BEGIN)):
-            yield from self.expect(_SECTION_END)
-            return
-        while True:
-            name, number = _parts((yield from self.until(_ARGUMENTS)))
-            while (call_id := f"functions.{name}:{number}") in self.ids:
-                number += 1
-            yield from self.call_of(name, call_id)
-            yield from self.skip_blanks()
-            if (yield from self.read_over(_CALL_END)):
-                self.hold_from_here()
-            yield from self.skip_blanks()
-            if not (yield from self.begins_with(_CALL_BEGIN)):
-                break
-        if not (yield from self.read_over(_SECTION_END)):
-            self.put_back()
+    def _call(self) -> Steps[None]:
+        name, number = _parts((yield from self.until(_ARGUMENTS)))
+        while (call_id := f"functions.{name}:{number}") in self.ids:
+            number += 1
+        yield from self.call_of(name, call_id)
 
 
 def _parts(call_id: str) -> tuple[str, int]:

@@ -233,4 +233,4 @@ def test_wrong_schemas_are_refused_by_their_place(http: httpx.Client) -> None:
 
 
 def test_the_start_says_how_calls_are_read(server: Server) -> None:
-    server.wait_for(r"The model's chat template has no tools branch: .* read as those of smollm")
+    assert server.wait_for(r"The model's chat template has no tools branch: .* read as those of smollm")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from tests.grammar.matching import mask_of, small_vocabulary
 from trunkline.constraint import GrammarSource
 from trunkline.grammar.backends.llguidance.backend import LlguidanceBackend
@@ -306,13 +306,9 @@ def test_within_a_string_nothing_is_searched() -> None:
 
 def bench_schemas() -> list[Any]:
     """Parameters of functions that people wrote."""
-    lines = data_file("grammar/bfcl_sample.jsonl").read_text().splitlines()
-    schemas = [tool["function"]["parameters"] for line in lines for tool in json.loads(line)["tools_openai"]]
-    for line in data_file("grammar/jsonschemabench_sample.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if row["id"].startswith("Glaive"):
-            schemas.append(row["schema"] if isinstance(row["schema"], dict) else json.loads(row["schema"]))
-    return schemas
+    schemas = [tool["function"]["parameters"] for row in grammar_rows("bfcl_sample") for tool in row["tools_openai"]]
+    glaive = [row["schema"] for row in grammar_rows("jsonschemabench_sample") if row["id"].startswith("Glaive")]
+    return schemas + [schema if isinstance(schema, dict) else json.loads(schema) for schema in glaive]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from trunkline.grammar.postcheck import PostCheck, Verdict
 
 DRAFT = "http://json-schema.org/draft-0{}/schema#"
@@ -195,8 +195,7 @@ def test_const_is_equality_in_json(one: Any, other: Any) -> None:
 def test_the_official_suite() -> None:
     """All required tests of draft 2020-12 and draft 7: never the opposite of what they say."""
     num_checked = num_unchecked = 0
-    for line in data_file("grammar/json_schema_test_suite.jsonl").read_text(encoding="utf-8").strip().split("\n"):
-        group = json.loads(line)
+    for group in grammar_rows("json_schema_test_suite"):
         if group["category"] not in ("draft2020-12", "draft7") or group["keyword"] in ("format", "vocabulary"):
             continue  # there a format says nothing, and here it does; a meta-schema of one's own is not read here
         schema = group["schema"]

@@ -10,7 +10,8 @@ import pytest
 from trunkline.constraint import Constraint, Tag, Tags
 from trunkline.errors import RequestError
 from trunkline.grammar.interface import GrammarRefused
-from trunkline.grammar.prepare import Prepared, PreparedCache, prepare
+from trunkline.grammar.prepare import Prepared, prepare
+from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.schema import meta
 
 RISKY = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[a-z]{1,30000}$"}}}

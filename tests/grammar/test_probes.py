@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from tests.grammar.matching import accepts, small_vocabulary
 from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.constraint import Constraint
@@ -38,8 +38,7 @@ def make(name: str) -> Backend:
 
 
 def probes() -> list[dict[str, Any]]:
-    with data_file("grammar/keyword_probes.jsonl").open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return grammar_rows("keyword_probes")
 
 
 def judge(probe: dict[str, Any], backend: str) -> tuple[str, list[str]]:

@@ -4,7 +4,8 @@ import pytest
 
 from trunkline.constraint import Constraint, Tag, Tags
 from trunkline.grammar.interface import InvalidSchema, Unsupported
-from trunkline.grammar.prepare import PreparedCache, prepare
+from trunkline.grammar.prepare import prepare
+from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.reading import FIXED_BYTES, Readings, read
 from trunkline.grammar.schema.forms import Numbers
 

@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from tests.grammar.matching import small_vocabulary
 from tests.scheduler.factories import Outcome, ask
 from tests.stub import StubWorker, next_allowed
@@ -50,15 +50,11 @@ def _harm(token: bytes) -> int:
 HARM = np.array([_harm(token) for token in VOCABULARY.tokens] + [0] * (VOCABULARY.num_logits - len(VOCABULARY.tokens)))
 
 
-def rows_of(name: str) -> list[Any]:
-    return [json.loads(line) for line in data_file(f"grammar/{name}.jsonl").read_text().split("\n") if line]
-
-
 def schemas() -> Iterator[Any]:
     """As many of each corpus as EACH says."""
-    for tools in _spread(rows_of("bfcl_sample"), "tools_openai", EACH["BFCL"]):
+    for tools in _spread(grammar_rows("bfcl_sample"), "tools_openai", EACH["BFCL"]):
         yield tools[0]["function"]["parameters"]
-    sample = rows_of("jsonschemabench_sample")
+    sample = grammar_rows("jsonschemabench_sample")
     for corpus in ("Glaiveai2K", "Github_easy"):
         yield from _spread([row for row in sample if row["category"] == corpus], "schema", EACH[corpus])
 
@@ -149,7 +145,7 @@ def test_calls_are_whole_at_every_limit(
     service: CompileService, choose: Callable[..., int | None], choice: str
 ) -> None:
     """The same for what calls functions: all calls that were begun are complete, and valid."""
-    rows, calls = rows_of("bfcl_sample")[::17], 0
+    rows, calls = grammar_rows("bfcl_sample")[::17], 0
     for number, row in enumerate(rows):
         named = {"type": "function", "function": {"name": row["tools_openai"][0]["function"]["name"]}}
         use = read_tools(row["tools_openai"], named if choice == "named" else choice, None)

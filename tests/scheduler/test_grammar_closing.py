@@ -49,7 +49,6 @@ def closing_prompts() -> list[list[int]]:
     return [[seed + 3, 8] for seed in range(4)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"logprobs": 0}])
 def test_closed_texts_are_whole_at_every_length(sampling: dict[str, Any]) -> None:
     close_at(range(25), sampling, closed_at_least=15)

@@ -208,7 +208,7 @@ class Life:
 
 
 @given(st.integers(0, 2**32))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_everything_at_once(seed: int) -> None:
     rng = random.Random(seed)
     life = Life(rng)

@@ -10,6 +10,7 @@ import torch
 from tests.tiny import EOS, IM_END, TOKEN_IDS, VOCAB_SIZE, tiny_gguf, tiny_model
 from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, WorkerConfig
 from trunkline.errors import ConfigError, ModelError
+from trunkline.models.tokenizer import load_tokenizer
 from trunkline.sampling import SamplingParams
 from trunkline.step import LogitsRow, Plan, StepResult
 from trunkline.workers.worker import LocalWorker, load_worker, resolve_futures
@@ -162,6 +163,14 @@ def test_a_text_ends_where_config_or_vocabulary_say_so(tmp_path):
     """A GGUF file names one end of text; the mark that closes a chat turn is found in its vocabulary."""
     worker = load_worker(make_config(str(tiny_gguf(tmp_path / "tiny.gguf")), num_pages=40))
     assert worker.eos_token_ids == (TOKEN_IDS[EOS], TOKEN_IDS[IM_END])
+    worker.close()
+
+
+def test_a_tokenizer_that_was_read_already_is_not_read_again(model, monkeypatch):
+    tokenizer = load_tokenizer(model)
+    monkeypatch.setattr("trunkline.workers.worker.load_tokenizer", lambda path: pytest.fail("it was"))
+    worker = load_worker(make_config(model, num_pages=40), tokenizer=tokenizer)
+    assert worker.tokenizer is tokenizer
     worker.close()
 
 

@@ -7,8 +7,6 @@ dropped. Everything is written in Lark's syntax; the library's own compiler of J
 Pure Python: the library itself is not imported, so that the API's process can do this.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from trunkline.grammar.backends.llguidance.lark import EMPTY, MARK, LarkWriter, 
 from trunkline.grammar.backends.llguidance.leaves import RISKY_SIZE, Leaves
 from trunkline.grammar.backends.llguidance.tags import TagWriter
 from trunkline.grammar.interface import InvalidSchema
+from trunkline.grammar.recent import Recent
 from trunkline.grammar.regex import ast, pattern
 from trunkline.grammar.regex.full_match import full_match
 from trunkline.grammar.schema.forms import Forms
@@ -73,31 +72,26 @@ class Parts:
     """
 
     def __init__(self, max_characters: int = 16 * 2**20) -> None:
-        self._max_characters = max_characters
-        self._known: OrderedDict[tuple[int, bool, str], tuple[Forms, Part]] = OrderedDict()
-        self._lock = threading.Lock()
-        self.num_characters = 0
+        # With the forms, whose identity nothing else can have then.
+        self._known: Recent[tuple[int, bool, str], tuple[Forms, Part]] = Recent(max_bytes=max_characters)
         self.num_written = 0
+
+    @property
+    def num_characters(self) -> int:
+        """Held, about."""
+        return self._known.num_bytes
 
     def write(self, forms: Forms, compact: bool, key_order: str) -> Part:
         """As a grammar of its own would be. Raises Unsupported."""
         key = id(forms), compact, key_order
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key][1]
+        if (found := self._known.get(key)) is not None:
+            return found[1]
         lark = LarkWriter(MARK)
         leaves = Leaves(lark)
         roots, rules = _write(lark, leaves, forms, compact=compact, key_order=key_order)
         part = Part(lark.lines, tuple(roots), tuple(rules), leaves.is_risky)
-        with self._lock:
-            self.num_written += 1
-            if key not in self._known:
-                self._known[key] = forms, part  # with the forms, whose identity nothing else can have then
-                self.num_characters += _num_characters(part)
-            while self.num_characters > self._max_characters:
-                _, (_, dropped) = self._known.popitem(last=False)
-                self.num_characters -= _num_characters(dropped)
+        self.num_written += 1
+        self._known.keep(key, (forms, part), _num_characters(part))
         return part
 
 

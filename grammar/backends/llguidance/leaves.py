@@ -18,9 +18,9 @@ from functools import lru_cache
 from trunkline.grammar.backends import numbers
 from trunkline.grammar.backends.llguidance.lark import LarkWriter
 from trunkline.grammar.backends.numbers import NotDecimal, Span
+from trunkline.grammar.backends.strings import string_trees
 from trunkline.grammar.interface import Unsupported
 from trunkline.grammar.regex import ast, automaton, pattern
-from trunkline.grammar.schema import formats
 from trunkline.grammar.schema.forms import Form, Numbers, Strings, Values
 
 UNIT = pattern.json_unit("rust")  # one character of a string, as it is written
@@ -69,8 +69,7 @@ class Leaves:
 
         None if there is no such name. Raises Unsupported.
         """
-        trees = [self._tree(source, "patternProperties", "") for source in found]
-        not_trees = [self._tree(source, "patternProperties", "") for source in not_found]
+        trees, not_trees = map(self._name_trees, (found, not_found))
         if excluded:
             not_trees.append(ast.union(ast.literal(name) for name in excluded))
         if trees and _is_empty(trees, not_trees, 0, None):
@@ -80,16 +79,10 @@ class Leaves:
 
     def are_apart(self, source: str, other: str) -> bool:
         """Whether surely no text has both in it."""
-        return _is_empty(
-            [self._tree(source, "patternProperties", ""), self._tree(other, "patternProperties", "")], [], 0, None
-        )
+        return _is_empty(self._name_trees((source, other)), [], 0, None)
 
     def _strings(self, form: Strings) -> list[str]:
-        sources = [*form.patterns, *(formats.KNOWN[name] for name in form.formats)]
-        trees = [self._tree(source, "pattern", form.pointer) for source in sources]
-        not_trees = [self._tree(source, "not", form.pointer) for source in form.not_patterns]
-        if form.excluded:
-            not_trees.append(ast.union(ast.literal(text) for text in form.excluded))
+        trees, not_trees = string_trees(form, self._tree)
         self.is_risky |= len(trees) + len(not_trees) > MANY
         least, most = form.min_length, form.max_length
         if len(trees) + len(not_trees) + (least > 0 or most is not None) > 1 and _is_empty(
@@ -101,7 +94,10 @@ class Leaves:
             ways.append(f'"{UNIT}{{{least},{"" if most is None else most}}}"')
         return [self._lark.terminal(ways or [f'"{UNIT}*"'], excluding=[f'"{_inside(tree)}"' for tree in not_trees])]
 
-    def _tree(self, source: str, keyword: str, pointer: str) -> ast.Node:
+    def _name_trees(self, sources: Sequence[str]) -> list[ast.Node]:
+        return [self._tree(source, pointer="", keyword="patternProperties") for source in sources]
+
+    def _tree(self, source: str, *, pointer: str, keyword: str) -> ast.Node:
         tree = self._trees.get(source)
         if tree is None:
             tree = self._trees[source] = pattern.whole_tree(source, pointer=pointer, keyword=keyword)

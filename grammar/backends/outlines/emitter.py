@@ -18,12 +18,13 @@ from typing import Any
 from trunkline.constraint import GrammarSource
 from trunkline.grammar.backends import numbers
 from trunkline.grammar.backends.outlines import leftmost
+from trunkline.grammar.backends.strings import string_trees
 from trunkline.grammar.interface import InvalidSchema, Unsupported
 from trunkline.grammar.regex import ast, characters, dfa, pattern
 from trunkline.grammar.regex.ast import Node
 from trunkline.grammar.regex.automaton import Automaton, Budget, BudgetExceeded
 from trunkline.grammar.regex.full_match import full_match
-from trunkline.grammar.schema import formats, values
+from trunkline.grammar.schema import values
 from trunkline.grammar.schema.forms import (
     ANY,
     NEVER,
@@ -277,14 +278,10 @@ class _Writer:
 
 def _string(form: Strings) -> Node:
     """What stands between the quotes, before JSON escapes it. Raises Unsupported."""
-    sources = [*form.patterns, *(formats.KNOWN[name] for name in form.formats)]
-    trees = [pattern.whole_tree(source, pointer=form.pointer) for source in sources]
+    trees, not_trees = string_trees(form)
     has_length = bool(form.min_length or form.max_length is not None)
-    is_plain = not form.not_patterns and not form.excluded
-    if is_plain and len(trees) + has_length <= 1:
+    if not not_trees and len(trees) + has_length <= 1:
         return trees[0] if trees else ast.repeat(ast.ANY_CHAR, form.min_length, form.max_length)
-    not_trees = [pattern.whole_tree(source, pointer=form.pointer) for source in form.not_patterns]
-    not_trees += [ast.literal(text) for text in form.excluded]
     try:
         return _intersection(trees, not_trees, form.min_length, form.max_length)
     except BudgetExceeded:

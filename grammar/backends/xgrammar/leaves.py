@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 from trunkline.grammar.backends import numbers
 from trunkline.grammar.backends.numbers import NotDecimal, Span
+from trunkline.grammar.backends.strings import string_trees
 from trunkline.grammar.backends.xgrammar.ebnf import EMPTY, Ebnf, char_class, expression, is_plain
 from trunkline.grammar.interface import Unsupported
 from trunkline.grammar.regex import ast, characters, dfa, pattern
 from trunkline.grammar.regex.ast import Node
 from trunkline.grammar.regex.automaton import BudgetExceeded
 from trunkline.grammar.regex.dfa import Dfa
-from trunkline.grammar.schema import formats
 from trunkline.grammar.schema.forms import Numbers, Strings
 
 QUOTE = '"\\""'
@@ -72,7 +72,7 @@ class Leaves:
     # Strings, from behind the opening quote.
 
     def _string(self, form: Strings) -> str:
-        trees, not_trees = _trees(form)
+        trees, not_trees = string_trees(form)
         if not trees and not not_trees and (form.min_length or form.max_length is not None):
             return self._of_length(form)
         if len(trees) == 1 and not not_trees and not form.min_length and form.max_length is None:
@@ -138,16 +138,6 @@ class Leaves:
             if automaton is not None:
                 ways.append(self._ebnf.automaton(automaton, ast.Chars, EMPTY))
         return " | ".join(ways)
-
-
-def _trees(form: Strings) -> tuple[list[Node], list[Node]]:
-    """What strings must match from end to end, and what they may not."""
-    sources = [*form.patterns, *(formats.KNOWN[name] for name in form.formats)]
-    trees = [pattern.whole_tree(source, pointer=form.pointer) for source in sources]
-    not_trees = [pattern.whole_tree(source, pointer=form.pointer) for source in form.not_patterns]
-    if form.excluded:
-        not_trees.append(ast.union(ast.literal(text) for text in form.excluded))
-    return trees, not_trees
 
 
 def _keyword(form: Strings) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.api.tool_parsers.readings import Call, Reading, read, read_in_all_splits, together
 from tests.api.tool_parsers.writers import NOTATIONS
-from tests.data import data_file
+from tests.data import grammar_rows
 from trunkline.api.tool_parsers import DIALECTS, choose_dialect, find_dialect
 from trunkline.api.tool_parsers.base import CallStart, ToolNames
 from trunkline.api.tools import read_tools
@@ -61,7 +61,7 @@ def test_calls_in_every_split(name: str) -> None:
 
 def test_formats_of_the_data() -> None:
     """As they stand, to the letter; where a row says in words how several are written, two are put together so."""
-    rows = [json.loads(line) for line in data_file("grammar/wire_formats.jsonl").read_text().splitlines()]
+    rows = grammar_rows("wire_formats")
     assert len(rows) == len(FORMATS)
     for row in rows:
         (dialect,) = [find_dialect(name) for start, name in FORMATS.items() if row["format"].startswith(start)]
@@ -156,7 +156,7 @@ def names_of(calls: list[tuple[str, dict[str, Any]]]) -> ToolNames:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_random_arguments_are_read_back(name: str, data: Any) -> None:
     write, never = NOTATIONS[name]
@@ -242,7 +242,7 @@ FRAGMENTS = ['{"name": "f", "arguments": {"a": 1}}', "f", "(", ")", "a=1", "{", 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_text_reads_the_same_in_pieces_and_is_not_lost(name: str, data: Any) -> None:
     dialect = find_dialect(name)

@@ -1,6 +1,5 @@
 """Hermes' and SmolLM2's dialects: exact strings, in every split; and what is no call after all."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.tool_parsers.readings import Call, read, read_in_all_splits
-from tests.data import data_file
+from tests.data import grammar_rows
 from trunkline.api.tool_parsers.base import Arguments, CallEnd, CallStart, Content, ToolNames, ToolParser
 from trunkline.api.tool_parsers.hermes import HermesParser
 from trunkline.api.tool_parsers.json_calls import GenericParser
@@ -23,8 +22,7 @@ def block(body: str) -> str:
 
 
 def wire_formats(name: str) -> dict[str, Any]:
-    lines = data_file("grammar/wire_formats.jsonl").read_text().splitlines()
-    (row,) = [row for row in map(json.loads, lines) if row["format"].startswith(name)]
+    (row,) = [row for row in grammar_rows("wire_formats") if row["format"].startswith(name)]
     return row
 
 

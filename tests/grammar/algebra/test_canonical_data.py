@@ -1,32 +1,22 @@
 """Forms of real schemas, of the official test suite, and of our probes: no instance that is not valid is accepted."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.data import data_file
-from trunkline.grammar.algebra.canonical import canonicalize
+from tests.data import grammar_rows
+from tests.grammar.schemas import forms_of
 from trunkline.grammar.interface import InvalidSchema, Unsupported
-from trunkline.grammar.schema import meta
 from trunkline.grammar.schema.accepts import accepts
-from trunkline.grammar.schema.normalize import normalize
 
 pytestmark = pytest.mark.slow
-
-
-def rows(name: str) -> Iterator[dict[str, Any]]:
-    with data_file(f"grammar/{name}.jsonl").open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
 
 
 def judge(name: str, *, without: str = "") -> tuple[Counter[str], list[str]]:
     """Counts of schemas (seen, taken) and instances (valid, accepted), and the ids of schemas that accept what is not valid."""
     counts: Counter[str] = Counter()
     wrong = []
-    for row in rows(name):
+    for row in grammar_rows(name):
         if without and row.get("category") == without:
             continue
         counts["seen"] += 1
@@ -34,7 +24,7 @@ def judge(name: str, *, without: str = "") -> tuple[Counter[str], list[str]]:
         if row.get("category", "").startswith("draft7") and isinstance(schema, dict):
             schema = {"$schema": "http://json-schema.org/draft-07/schema#"} | schema  # the suite's folder says it
         try:
-            forms = canonicalize(normalize(meta.check(json.dumps(schema)))).forms
+            forms = forms_of(schema)
         except (Unsupported, InvalidSchema):
             continue
         counts["taken"] += 1

@@ -67,7 +67,7 @@ def is_number(form: Numbers, value: Fraction) -> bool:
     return value not in form.excluded
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(forms, st.lists(texts, min_size=10, max_size=10))
 def test_what_is_written_is_exactly_what_is_asked_for(form, candidates):
     for text in candidates:
@@ -78,7 +78,7 @@ def test_what_is_written_is_exactly_what_is_asked_for(form, candidates):
         assert written or not expected or not is_plain, f"{text} is missing in {form}"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(MULTIPLES), st.integers(-10_000, 10_000))
 def test_multiples_are_written(step, times):
     value = step * times

@@ -32,7 +32,7 @@ def texts_of(patterns, not_patterns, least, most) -> list[str]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(some, some, bounds)
 def test_what_is_empty_agrees_with_trying(patterns, not_patterns, bounds):
     expected = texts_of(patterns, not_patterns, *bounds)
@@ -40,7 +40,7 @@ def test_what_is_empty_agrees_with_trying(patterns, not_patterns, bounds):
     assert automaton.is_empty(*asked) == (not expected)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(expressions, expressions)
 def test_two_languages(left, right):
     small = tuple(pattern.parse(SMALL).parts[1:-1])

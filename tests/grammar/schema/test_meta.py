@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from trunkline.grammar.interface import InvalidSchema
 from trunkline.grammar.schema.meta import check
 
@@ -231,8 +231,7 @@ def test_hostile_schemas_take_bounded_work(schema):
 @pytest.mark.parametrize("name", ["jsonschemabench_sample", "keyword_probes"])
 def test_real_schemas_are_not_refused(name):
     refused = set()
-    for line in data_file(f"grammar/{name}.jsonl").read_text(encoding="utf-8").rstrip().split("\n"):
-        row = json.loads(line)
+    for row in grammar_rows(name):
         try:
             check(json.dumps(row["schema"]))
         except InvalidSchema:

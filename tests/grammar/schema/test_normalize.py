@@ -5,7 +5,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from trunkline.grammar.interface import InvalidSchema, Unsupported
 from trunkline.grammar.schema.meta import check
 from trunkline.grammar.schema.normalize import NormalSchema, normalize
@@ -213,8 +213,7 @@ def test_what_another_draft_would_assert_is_listed():
 def test_the_meaning_is_the_same(name):
     """The normal form, read by an independent validator, says what the data says of each instance."""
     num_read = num_refused = 0
-    for line in data_file(f"grammar/{name}.jsonl").read_text(encoding="utf-8").rstrip().split("\n"):
-        row = json.loads(line)
+    for row in grammar_rows(name):
         schema = row["schema"]
         if "\\\\p{" in json.dumps(schema) or row["id"].startswith("draft2020-12/vocabulary/"):
             continue  # re knows no \p; vocabularies of one's own are read as the usual ones

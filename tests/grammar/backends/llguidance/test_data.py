@@ -5,14 +5,12 @@ Values are given with their keys in the order of the schema's properties, since 
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 
-from tests.data import data_file
+from tests.data import grammar_rows
 from tests.grammar.matching import small_vocabulary, takes
 from tests.grammar.schemas import forms_of
 from trunkline.grammar.backends.llguidance.backend import LlguidanceBackend
@@ -26,16 +24,11 @@ from trunkline.models.tokenizer import load_tokenizer
 SMALL = small_vocabulary()
 
 
-def rows(name: str) -> Iterator[dict[str, Any]]:
-    with data_file(f"grammar/{name}.jsonl").open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
-
-
 def judge(name: str, backend: LlguidanceBackend) -> tuple[Counter[str], list[str]]:
     """Counts of schemas and instances, and what was accepted that is not valid."""
     counts: Counter[str] = Counter()
     wrong = []
-    for row in rows(name):
+    for row in grammar_rows(name):
         schema = row["schema"]
         if row.get("category", "").startswith("draft7") and isinstance(schema, dict):
             schema = {"$schema": "http://json-schema.org/draft-07/schema#"} | schema
@@ -99,7 +92,7 @@ def test_random_texts_of_real_schemas_are_valid():
     closes = np.array([any(byte in token for byte in b'"}]') for token in vocabulary.tokens])
     row = np.zeros(vocabulary.num_words, np.int32)
     counts: Counter[str] = Counter()
-    for entry in list(rows("jsonschemabench_sample"))[::3]:
+    for entry in grammar_rows("jsonschemabench_sample")[::3]:
         schema = entry["schema"]
         try:
             compiled = backend.compile(emit(forms_of(schema), compact=False))

@@ -11,7 +11,7 @@ from trunkline.grammar.backends.llguidance.emitter import Parts, emit_tags
 from trunkline.grammar.backends.llguidance.lark import MARK
 from trunkline.grammar.backends.llguidance.tags import Way, either
 from trunkline.grammar.interface import CompiledGrammar, Unsupported
-from trunkline.grammar.prepare import PreparedCache
+from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.schema.forms import NEVER, Forms, Numbers, Objects
 
 VOCABULARY = small_vocabulary()

@@ -37,8 +37,8 @@ bench: $(VENV)/.serve  ## start a server, run the workloads W1 … W5 against it
 test: $(VENV)/.dev  ## everything that needs no real model, with 1,000 examples a property (under 15 minutes)
 	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(ARGS)
 
-test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
-	@$(PY) -m pytest -m "not slow and not real" $(ARGS)
+test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds); ARGS='-n 0 --pdb' stays in one process
+	@$(PY) -m pytest -m "not slow and not real" -n logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: lint  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
 	@$(PY) -m pytest -m real --hypothesis-profile=ci $(ARGS)

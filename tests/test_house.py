@@ -126,7 +126,7 @@ def test_make_help_lists_every_target() -> None:
 
 def test_make_passes_flags_on() -> None:
     assert "-m trunkline serve --port 8100 --seed 3" in make("--dry-run", "serve", "ARGS=--port 8100 --seed 3")
-    assert '-m "not slow and not real" -k tree' in make("--dry-run", "test-fast", "ARGS=-k tree")
+    assert "--dist worksteal -k tree" in make("--dry-run", "test-fast", "ARGS=-k tree")
 
 
 def test_make_tells_when_python_is_ignored(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_forked_child_works_alone() -> None:
 def test_threads_end_with_their_kernels() -> None:
     compiled(threads=1)  # or skip
     library = build_library()
+    gc.collect()  # the threads of other tests' kernels
     before = len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else threading.active_count()
     kernels = CpuKernels(5, library)
     product(kernels)

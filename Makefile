@@ -20,6 +20,9 @@ ARGS   ?=
 PINS = $(shell nvidia-smi -L >/dev/null 2>&1 || echo --constraint constraints.txt)
 PIP  = $(PY) -m pip --quiet --disable-pip-version-check install $(PINS)
 
+# Tests run side by side; ARGS='-n 0' keeps them in one process, as --pdb wants it.
+PARALLEL = -n logical --maxprocesses 4
+
 # A .venv keeps the interpreter that it was made with.
 ifneq ($(and $(PYTHON),$(wildcard $(VENV)/bin/pip),$(filter-out help clean,$(MAKECMDGOALS))),)
 $(info PYTHON=$(PYTHON) is ignored: $(VENV) has its interpreter already. `make clean` removes it.)
@@ -35,10 +38,10 @@ bench: $(VENV)/.serve  ## start a server, run the workloads W1 … W5 against it
 	@$(PY) -m benchmarks.workloads $(ARGS)
 
 test: $(VENV)/.dev  ## everything that needs no real model, with 1,000 examples a property (under 15 minutes)
-	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(ARGS)
+	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(PARALLEL) --dist loadfile $(ARGS)
 
-test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds); ARGS='-n 0 --pdb' stays in one process
-	@$(PY) -m pytest -m "not slow and not real" -n logical --maxprocesses 4 --dist worksteal $(ARGS)
+test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
+	@$(PY) -m pytest -m "not slow and not real" $(PARALLEL) --dist worksteal $(ARGS)
 
 check: lint  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
 	@$(PY) -m pytest -m real --hypothesis-profile=ci $(ARGS)

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from trunkline.errors import ConfigError
 from trunkline.kernels.build import build_library, detect_target
-from trunkline.kernels.interface import Batch, KvPages, PackedLinear
+from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear
 
-SPLIT = 512  # tokens; page sizes must divide it (cpu_src/attention.c)
 HUGE_PAGE = 2 * 2**20  # bytes
 BLOCK_BYTES = 64 * 2**20  # of weights; untouched memory costs nothing
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum format in cpu_src/vector.h
@@ -66,6 +65,7 @@ class CpuKernels:
         self._panel: int = lib.trunkline_panel()
         self._memory = Memory()
         self.threads: int = lib.trunkline_pool_threads(self._pool)
+        self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
         self.auto_dtype = torch.float16
         self.numerics = f"cpu {library.stem}"  # the stem is a digest of sources, flags and compiler
@@ -103,6 +103,9 @@ class CpuKernels:
         values = allocate((*pages, page_size, head_dim), self.kv_dtype(dtype))
         return KvPages(keys, values, num_pages=num_pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim)
 
+    def prepare(self, batch: Batch, kv: KvPages) -> Batch:
+        return batch
+
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         rows, n, k = len(x), weight.n, weight.k
         assert _is(x, rows, k) and _is(out, rows, n) and (bias is None or _is(bias, n)), (
@@ -121,7 +124,8 @@ class CpuKernels:
             FORMATS[weight.data.dtype],
         )
 
-    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
+    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor, first_id: int = 0) -> None:
+        assert first_id == 0, first_id
         rows, k = len(ids), weight.k
         assert _is(ids, rows, dtype=torch.int32) and _is(out, rows, k), f"{ids} {weight} {out.shape}"
         self._call("embed", ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), rows, k, FORMATS[weight.data.dtype])
@@ -139,7 +143,19 @@ class CpuKernels:
         assert _is(weight, width) and _is(out, rows, width), f"{weight.shape} {out.shape}"
         self._call("norm", x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
 
-    def rotate_and_store(self, qkv: Tensor, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
+        assert q_norm is None and k_norm is None
         rows, width, rotary, D = *qkv.shape, rope.shape[1], kv.head_dim
         query_heads = width // D - 2 * kv.kv_heads
         assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and len(batch.positions) == rows, (
@@ -152,7 +168,19 @@ class CpuKernels:
             FORMATS[kv.keys.dtype],
         )  # fmt: skip
 
-    def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:
+    def attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        scale: float,
+        *,
+        out: Tensor,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> None:
+        assert window == 0 and soft_cap == 0, (window, soft_cap)
         rows, width, D = *qkv.shape, kv.head_dim
         query_heads = width // D - 2 * kv.kv_heads
         assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and _is(out, rows, query_heads * D), (
@@ -166,7 +194,8 @@ class CpuKernels:
             requests, pages_per_request, query_heads, kv.kv_heads, D, kv.page_size, FORMATS[kv.keys.dtype],
         )  # fmt: skip
 
-    def silu_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+    def gated_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
+        assert activation == "silu", activation
         rows, width = out.shape
         assert _is(gate_up, rows, 2 * width) and _is(out, rows, width), f"{gate_up.shape} {out.shape}"
         self._call("silu_mul", gate_up.data_ptr(), out.data_ptr(), rows, width)

@@ -6,25 +6,28 @@
 
     reference   plain torch: the oracle of every test, the fallback without a C compiler; also in float64
     cpu         compiled C: as fast as memory and multipliers allow, the same bits whatever the batch
-    triton      the seat is kept by `select_kernels`; there are no GPU kernels yet
+    triton      GPUs; on a CPU, in Triton's interpreter, to be looked at
 
 Operations write into `out` tensors that the caller owns, so that a step allocates nothing. They know no models,
 requests or text: only tensors, and the `Batch` that says which rows belong together.
 
 Letters: T token rows, R requests, P page slots of the longest request, K inputs and N outputs of a linear layer, H
-hidden size, I intermediate size, D head size, Q query heads, KV key-value heads. Activations are contiguous and in
-`kernels.activation_dtype`.
+hidden size, I intermediate size, D head size, Q query heads, KV key-value heads, S shared runs. Activations are
+contiguous and in `kernels.activation_dtype`; all tensors are on `kernels.device`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trunkline.step import SPLIT, SharedRun
+
+Activation = Literal["silu", "gelu_tanh"]
 Int32 = npt.NDArray[np.int32]
 
 
@@ -39,6 +42,9 @@ class Batch:
     query_start   [R+1]  [0, 1, 4]                  rows query_start[r]:query_start[r+1] belong to request r
     context_len   [R]    [34, 19]                   tokens in the cache once this step's rows are written
     page_table    [R,P]  [[9, 7, 4], [2, 3, 0]]     token at position p lies in page_table[r, p // page_size]; 0 pads
+    readers       [S,R]  0 or 1                     whether request r reads shared run s (step.SharedRun) with the others
+    runs          [S,2]                             its first token and the one behind its last
+    work          whatever the implementation makes of all this (Kernels.prepare); None until then
     """
 
     positions: Tensor
@@ -46,14 +52,25 @@ class Batch:
     query_start: Tensor
     context_len: Tensor
     page_table: Tensor
+    readers: Tensor
+    runs: Tensor
+    work: Any = None
 
 
 def make_batch(
-    *, positions: Int32, query_start: Int32, context_len: Int32, page_table: Int32, page_size: int, num_pages: int
+    *,
+    positions: Int32,
+    query_start: Int32,
+    context_len: Int32,
+    page_table: Int32,
+    shared: Sequence[SharedRun] = (),
+    page_size: int,
+    num_pages: int,
 ) -> Batch:
-    """A Batch from a plan's arrays, its slots looked up.
+    """A Batch from a plan's arrays, its slots looked up; on the CPU.
 
-    Raises ValueError if they would lead a kernel outside the `num_pages` pages: kernels trust a Batch.
+    Raises ValueError if they would lead a kernel outside the `num_pages` pages, or requests share what they do not have in
+    common: kernels trust a Batch.
     """
     requests = np.repeat(np.arange(len(context_len)), np.diff(query_start))
     if len(requests) != len(positions) or query_start[0] != 0:
@@ -69,9 +86,51 @@ def make_batch(
     if (positions >= context_len[requests]).any() or (np.diff(query_start) > context_len).any():
         raise ValueError(f"positions {positions} reach beyond context_len {context_len}.")
     pages = page_table[requests, positions // page_size]
-    arrays = (positions, pages * page_size + positions % page_size, query_start, context_len, page_table)
-    tensors = [torch.from_numpy(np.ascontiguousarray(array, np.int32)) for array in arrays]
-    return Batch(**dict(zip(Batch.__slots__, tensors, strict=True)))
+    slots = pages * page_size + positions % page_size
+    readers, runs = _shared(shared, context_len - np.diff(query_start), page_table, page_size)
+
+    def tensor(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int32))
+
+    return Batch(
+        positions=tensor(positions),
+        slots=tensor(slots),
+        query_start=tensor(query_start),
+        context_len=tensor(context_len),
+        page_table=tensor(page_table),
+        readers=tensor(readers),
+        runs=tensor(runs),
+    )
+
+
+def _shared(
+    shared: Sequence[SharedRun], num_cached: Int32, page_table: Int32, page_size: int
+) -> tuple[npt.NDArray[np.int8], Int32]:
+    """`readers` and `runs` of a Batch."""
+    readers = np.zeros((len(shared), len(page_table)), np.int8)
+    runs = np.array([run[1:] for run in shared], np.int32).reshape(-1, 2)
+    for index, (requests, start, end) in enumerate(shared):
+        if start % SPLIT or end % SPLIT or not 0 <= start < end or SPLIT % page_size:
+            raise ValueError(
+                f"Tokens {start} to {end - 1} are shared; with pages of {page_size} it must be splits of {SPLIT}."
+            )
+        if len(requests) < 2 or len(set(requests.tolist())) < len(requests) or requests.max() >= len(page_table):
+            raise ValueError(
+                f"Requests {requests} share a run; it takes two of those that there are, {len(page_table)}."
+            )
+        if requests.min() < 0 or (num_cached[requests] < end).any():
+            raise ValueError(f"Requests {requests} share tokens up to {end}; cached are {num_cached[requests]}.")
+        tables = page_table[requests, start // page_size : end // page_size]
+        if (tables != tables[0]).any():
+            raise ValueError(
+                f"Requests {requests} share tokens {start} to {end - 1}, but their page tables differ there."
+            )
+        readers[index, requests] = 1
+    for first, (start, end) in enumerate(runs):
+        overlapping = (runs[:first, 0] < end) & (runs[:first, 1] > start)
+        if (readers[:first][overlapping] & readers[first]).any():
+            raise ValueError(f"A request reads tokens {start} to {end - 1} in two shared runs.")
+    return readers, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +166,7 @@ class Kernels(Protocol):
     """One implementation of every operation.
 
     description        for people, e.g. "2 threads, compiled kernels for avx2"
+    device             where all tensors are
     numerics           names how results come about and what a page looks like inside; equal only if both are, bit by
                        bit
     activation_dtype   of everything but weights, ids and KV pages
@@ -115,6 +175,7 @@ class Kernels(Protocol):
     """
 
     description: str
+    device: torch.device
     numerics: str
     activation_dtype: torch.dtype
     auto_dtype: torch.dtype
@@ -134,17 +195,20 @@ class Kernels(Protocol):
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """How keys and values are stored beside weights of `dtype`."""
 
+    def prepare(self, batch: Batch, kv: KvPages) -> Batch:
+        """The batch on `device`, with what `attention` can know of it before the first layer; once a step."""
+
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         """out[t, n] = sum over k of x[t, k] * weight[n, k], + bias[n].
 
         x [T, K], bias [N], out [T, N]
         """
 
-    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
-        """out[t] = weight[ids[t]]: row look-up in the weights of an output layer, which many models tie to the
-        embedding.
+    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor, first_id: int = 0) -> None:
+        """out[t] = weight[ids[t] - first_id], or zeros if there is no such row: row look-up in the weights of an output
+        layer, which many models tie to the embedding.
 
-        ids int32 [T], each 0 … N-1 (unchecked); out [T, K]
+        ids int32 [T]; out [T, K]; first_id: of the N rows of a vocabulary that is split over ranks
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
@@ -156,22 +220,54 @@ class Kernels(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
         """residual += x, in place; then out = rms_norm(residual). x, residual, out [T, H]; weight [H]."""
 
-    def rotate_and_store(self, qkv: Tensor, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
         """Turn the heads of q and k in place by their positions, and write k and v into the pages.
 
         qkv   [T, (Q + 2 KV) * D]: q, then k, then v of every row; Q follows from the width
         rope  float32 [positions, rotary]: cosines of rotary/2 frequencies, then their sines. Element i of a head,
               i < rotary/2, is paired with element i + rotary/2; the rest of the head stays. arXiv:2104.09864, Hugging
               Face's order
+        q_norm, k_norm  [D]: before they are turned, q and k become rms_norm of each head, with these weights and
+              `epsilon`; None: they don't
         """
 
-    def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:
+    def attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        scale: float,
+        *,
+        out: Tensor,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> None:
         """Causal attention over the pages: row i of request r sees its tokens 0 … position, this step's rows included.
 
-        out[t, q] = sum over tokens of softmax(scale * query · key) * value; query head q reads kv head q // (Q / KV).
-        qkv   [T, (Q + 2 KV) * D], after `rotate_and_store`; only q is read
-        out   [T, Q * D]
+        out[t, q] = sum over tokens of softmax(score) * value, where score = scale * query · key; query head q reads kv
+        head q // (Q / KV). Splits of a context (step.SPLIT) are worked through one by one and merged in order.
+
+        qkv       [T, (Q + 2 KV) * D], after `rotate_and_store`; only q is read
+        batch     after `prepare`
+        out       [T, Q * D]
+        window    the newest tokens that a row sees, its own included; 0: all
+        soft_cap  score becomes soft_cap * tanh(score / soft_cap); 0: it stays.        arXiv:2408.00118
         """
 
-    def silu_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
-        """out = gate * sigmoid(gate) * up. gate_up [T, 2 I]: gate, then up; out [T, I].        arXiv:2002.05202"""
+    def gated_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
+        """out = activation(gate) * up. gate_up [T, 2 I]: gate, then up; out [T, I].        arXiv:2002.05202
+
+        silu(x) = x * sigmoid(x); gelu_tanh(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x³)).        arXiv:1606.08415
+        """

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trunkline.kernels.interface import Batch, KvPages, PackedLinear
+from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear
 
 
 class ReferenceKernels:
     """See interface.Kernels. Pages are [layer, page, page_size, kv_heads, head_dim]."""
 
+    device = torch.device("cpu")
     page_sizes: tuple[int, ...] = ()
 
     def __init__(self, activation_dtype: torch.dtype = torch.float32, *, why: str = "") -> None:
@@ -42,13 +43,18 @@ class ReferenceKernels:
         keys, values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
         return KvPages(keys, values, num_pages=num_pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim)
 
+    def prepare(self, batch: Batch, kv: KvPages) -> Batch:
+        return batch
+
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         torch.matmul(x, weight.data.to(x.dtype).T, out=out)
         if bias is not None:
             out += bias.to(x.dtype)
 
-    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor) -> None:
-        out.copy_(weight.data[ids.long()])
+    def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor, first_id: int = 0) -> None:
+        rows = ids.long() - first_id
+        here = (rows >= 0) & (rows < weight.n)
+        out.copy_(weight.data[rows.where(here, 0)] * here[:, None])
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
         mean_square = x.pow(2).mean(dim=-1, keepdim=True)
@@ -58,8 +64,23 @@ class ReferenceKernels:
         residual += x
         self.rms_norm(residual, weight, epsilon, out=out)
 
-    def rotate_and_store(self, qkv: Tensor, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        rope: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        *,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> None:
         heads = qkv.view(len(qkv), -1, kv.head_dim)  # [T, Q + 2 KV, D]
+        num_queries = heads.shape[1] - 2 * kv.kv_heads
+        for weight, part in ((q_norm, heads[:, :num_queries]), (k_norm, heads[:, num_queries : -kv.kv_heads])):
+            if weight is not None:
+                self.rms_norm(part.clone(), weight, epsilon, out=part)
         half = rope.shape[1] // 2
         cosines, sines = rope[batch.positions.long(), None].to(qkv.dtype).split(half, dim=-1)  # [T, 1, half] each
         rotated = heads[:, : -kv.kv_heads]
@@ -71,7 +92,18 @@ class ReferenceKernels:
         kv.keys[layer].flatten(0, 1)[slots] = _fit(keys, kv.keys.dtype)
         kv.values[layer].flatten(0, 1)[slots] = _fit(values, kv.values.dtype)
 
-    def attention(self, qkv: Tensor, batch: Batch, kv: KvPages, layer: int, scale: float, *, out: Tensor) -> None:
+    def attention(
+        self,
+        qkv: Tensor,
+        batch: Batch,
+        kv: KvPages,
+        layer: int,
+        scale: float,
+        *,
+        out: Tensor,
+        window: int = 0,
+        soft_cap: float = 0.0,
+    ) -> None:
         queries = qkv.view(len(qkv), -1, kv.head_dim)[:, : -2 * kv.kv_heads]  # [T, Q, D]
         group = queries.shape[1] // kv.kv_heads
         starts = batch.query_start.tolist()
@@ -86,13 +118,17 @@ class ReferenceKernels:
                 for pool in (kv.keys, kv.values)
             )
             scores = torch.einsum("tqd,cqd->qtc", queries[rows] * scale, keys)
-            future = torch.arange(context)[None] > batch.positions[rows, None]  # [rows, context]
-            weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            ahead = torch.arange(context)[None] - batch.positions[rows, None]  # [rows, context]
+            hidden = (ahead > 0) | (ahead <= -window) if window else ahead > 0
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
             out[rows] = torch.einsum("qtc,cqd->tqd", weights, values).flatten(1)
 
-    def silu_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
+    def gated_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
         gate, up = gate_up.chunk(2, dim=-1)
-        out.copy_(torch.nn.functional.silu(gate) * up)
+        functional = torch.nn.functional
+        out.copy_((functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up)
 
 
 def _fit(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -170,5 +170,5 @@ class GatedMLP:
 
     def __call__(self, a: Activations) -> None:
         self._gate_up(a.normed, out=a.gate_up)
-        self._kernels.silu_mul(a.gate_up, out=a.gated)
+        self._kernels.gated_mul(a.gate_up, "silu", out=a.gated)
         self._down(a.gated, out=a.branch)

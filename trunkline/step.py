@@ -24,6 +24,10 @@ Float32 = npt.NDArray[np.float32]
 UInt8 = npt.NDArray[np.uint8]
 Bits = npt.NDArray[np.bool_]
 
+# Tokens of a split: attention works through a context in splits that begin at multiples of this, counted from position 0, and
+# merges their results in order. So what a row reads is computed alike whoever its neighbours are, and whatever was cached.
+SPLIT = 512
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitsRow:
@@ -94,6 +98,21 @@ def mask_bits(mask: Int32) -> Bits:
     return np.unpackbits(mask.astype("<i4", copy=False).view(np.uint8), bitorder="little").view(np.bool_)
 
 
+class SharedRun(NamedTuple):
+    """Tokens that several requests of a step read from the same pages: attention loads them once for all.
+
+    requests    int32 [n], n ≥ 2, ascending: indices of requests in the plan
+    start, end  positions of the first token and behind the last one, multiples of SPLIT
+
+    The page tables of these requests agree there, and every row that they have in the step lies at `end` or behind it. Of
+    one request, runs follow each other: they do not overlap.
+    """
+
+    requests: Int32
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All that one step needs. Example: request 0 decodes at position 33, request 1 reads a chunk of 3 after 16 cached.
@@ -106,6 +125,7 @@ class Plan:
     page_table    int32 [R,P]  [[9, 4, 7], [2, 3, 0]]   position p lies in page_table[r, p // page_size]; 0 pads
     rows          L LogitsRow  the rows whose logits are wanted, in the order of `at`
     copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T, R, L = 0
+    shared        what is read once for several requests, in no particular order; a saving, never a change
     masks         of the rows that name one; None: no row does
     """
 
@@ -117,6 +137,7 @@ class Plan:
     page_table: Int32
     rows: tuple[LogitsRow, ...]
     copies: tuple[PageCopy, ...] = ()
+    shared: tuple[SharedRun, ...] = ()
     masks: Masks | None = None
 
     @property

@@ -148,9 +148,10 @@ class ModelRunner:
             query_start=plan.query_start,
             context_len=plan.context_len,
             page_table=plan.page_table,
+            shared=plan.shared,
             page_size=self._kv.page_size,
             num_pages=self._kv.num_pages,
         )
         ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int32))
         wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64)
-        return self._model.forward(ids, batch, self._kv, wanted)
+        return self._model.forward(ids, self._kernels.prepare(batch, self._kv), self._kv, wanted)

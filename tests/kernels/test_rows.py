@@ -55,7 +55,7 @@ def test_silu_mul(target: str, width: int) -> None:
     outputs = []
     for kernels in both(target):
         out = torch.empty(20, width, dtype=kernels.activation_dtype)
-        kernels.silu_mul(gate_up.to(out.dtype), out=out)
+        kernels.gated_mul(gate_up.to(out.dtype), "silu", out=out)
         outputs.append(out)
     assert_close(outputs[0], outputs[1], 1e-6)
 
@@ -64,7 +64,7 @@ def test_silu_mul(target: str, width: int) -> None:
 def test_silu_of_extremes(target: str) -> None:
     gate = torch.tensor([0.0, -0.0, 1e-30, 20.0, -20.0, -80.0, -87.5, -88.5, -1e4, 88.5, 1e4, 3e38, math.nan])
     out = torch.empty(1, len(gate))
-    compiled(target).silu_mul(torch.cat([gate, torch.ones_like(gate)])[None], out=out)
+    compiled(target).gated_mul(torch.cat([gate, torch.ones_like(gate)])[None], "silu", out=out)
     torch.testing.assert_close(
         out[0], torch.nn.functional.silu(gate.double()).float(), rtol=1e-6, atol=1e-36, equal_nan=True
     )

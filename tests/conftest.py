@@ -1,11 +1,15 @@
-"""What every test shares: how long hypothesis searches, and one torch thread."""
+"""What every test shares: how long hypothesis searches, one torch thread, and Triton's interpreter."""
 
 import gc
 import os
+import shutil
 import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined: without a GPU they run in NumPy
 
 # A shared machine stalls now and then, so no example has a deadline. A test that needs another number of examples says so itself.
 _patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

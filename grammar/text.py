@@ -101,6 +101,11 @@ class ConstrainedText:
         return self._rules.after is not None and self._states[-1] < len(self._rules.after)
 
     @property
+    def is_as_chosen(self) -> bool:
+        """Every token that is chosen under its masks is taken: nothing is settled in another's place."""
+        return self._ending is None
+
+    @property
     def is_complete(self) -> bool:
         """The text may end here."""
         return not self.is_free and self.matcher.is_complete

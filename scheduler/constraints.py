@@ -9,9 +9,11 @@ Forced tokens: where a grammar leaves one token, that is appended without being 
 that are new together, like a chunk of a prompt, and chooses what follows them. The text is the same as without: a mask of
 one token decides alone, and noise belongs to a position, so leaving some out shifts nothing.
 
-A token in flight decides what may follow it: until it has arrived, its request is in no further plan (Request.num_to_plan).
-With steps in flight (Worker.depth 1) such a request generates in every second step, beside others; forced tokens make up
-for some of that.
+With a step in flight (Worker.depth 1) the next one is planned before its token is known. The mask of that row is filled
+late: once the token has been taken, while the step computes. Tokens that are forced then are not appended, for the first of
+them is being chosen already, by a mask that leaves nothing else; but if there are more, the request pauses for a step, and
+has them then. A text that is brought to its end in time (close_on_length) may settle for another token than the one that was
+chosen: it is never planned ahead.
 """
 
 from collections import defaultdict
@@ -156,6 +158,11 @@ class Constraints:
         if request.text is None:
             return []
         forced = self._force(request, request.text, request.limit - request.num_tokens)
+        if request.num_in_flight:
+            request.text.rollback(len(forced))
+            request.pauses = len(forced) > 1
+            return []
+        request.pauses = False
         self._count(len(forced))
         return forced
 
@@ -171,10 +178,11 @@ class Constraints:
 
     # ---------------------------------------------------------------- masks
 
-    def fill(self, masks: StepMasks) -> None:
-        """Fill a step's masks, while the worker computes it."""
-        assert self.grammars is not None
-        masks.fill(self.grammars.backend, self._observe)
+    def fill(self, steps: list[StepMasks], *, late: bool = False) -> None:
+        """Fill masks while the worker computes their step; `late` ones once the step before has been applied."""
+        for masks in steps:
+            assert self.grammars is not None
+            (masks.fill_late if late else masks.fill)(self.grammars.backend, self._observe)
 
     def _observe(self, backend: str, num_rows: int, seconds: float) -> None:
         self._mask_seconds[backend].add(seconds, count=num_rows)

@@ -40,6 +40,10 @@ class Chosen(NamedTuple):
 
 def chosen(request: Request, row: int, drafts: Int32, result: StepResult) -> Chosen:
     """What rows row, row + 1, … of a step chose, up to the first token that is not its draft, or that ends the text."""
+    if request.text is None and not len(drafts) and request.sampling.logprobs is None and row not in result.failed:
+        token_id = int(result.token_ids[row])  # as below, for nearly all
+        ended = token_id in request.end_ids and request.ends_with(token_id, request.num_output + 1)
+        return Chosen([token_id], None, 0, ended, token_id if ended else None)
     got = Chosen([], None if request.sampling.logprobs is None else [], 0)
     for at, draft in enumerate([*drafts.tolist(), None], start=row):
         if at in result.failed:

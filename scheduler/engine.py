@@ -273,6 +273,7 @@ class Engine:
         except Exception:
             self._in_flight.popleft()
             self.scheduler.lose(step.plan.step, submitted=True)
+            self.scheduler.fill_late_masks()
             raise
         self._in_flight.popleft()
         started_at = max(step.submitted_at, self._last_applied_at)  # it may have waited for the step before it
@@ -286,7 +287,9 @@ class Engine:
         context = int(step.plan.positions.sum(dtype=np.int64)) - sum(generating.values())
         num_generating = len(generating)
         self.scheduler.pace.observe(step.plan.num_tokens - num_generating, num_generating, seconds, context)
-        return self.scheduler.apply(result, self._last_applied_at)
+        messages = self.scheduler.apply(result, self._last_applied_at)
+        self.scheduler.fill_late_masks()
+        return messages
 
     # ---------------------------------------------------------------- calls
 

@@ -6,8 +6,9 @@
     handle = worker.submit(plan)                     # its thread waits for them before it samples
     masks.fill(backend_of, observe)
 
-Texts are as they were when the step was planned: nothing is taken in between. A draft is tried on the text itself and taken
-back. Knows texts and rows; no requests, no pages.
+A draft is tried on the text itself and taken back. A text whose newest token the step before is still choosing is `late`: its
+rows are filled once that token has been taken, by `fill_late`; all others at once, while nothing is taken. Knows texts and
+rows; no requests, no pages.
 """
 
 import logging
@@ -33,6 +34,7 @@ class Group:
     drafts: list[int]
     first: int
     row: int  # the logits row of the first
+    late: bool
     tried: int = 0  # drafts that the text has now
     given_up: bool = False  # its matcher failed: what is not filled by now stays empty
 
@@ -40,11 +42,13 @@ class Group:
 class StepMasks:
     """See step.Masks.
 
-    failed  logits row -> why its mask could not be filled; complete once `fill` has returned
+    failed   logits row -> why its mask could not be filled; complete once all are filled
+    is_late  True until `fill_late`, if that has anything to do
     """
 
     def __init__(self) -> None:
         self.failed: dict[int, str] = {}
+        self.is_late = False
         self._groups: list[Group] = []
         self._num_rows = 0
         self._num_words = 0
@@ -55,10 +59,11 @@ class StepMasks:
         """Rows."""
         return self._num_rows
 
-    def add(self, text: ConstrainedText, drafts: list[int], row: int) -> int:
+    def add(self, text: ConstrainedText, drafts: list[int], row: int, *, late: bool = False) -> int:
         """A mask for logits row `row`, and one for the row after each draft. Returns the index of the first mask."""
         first = self._num_rows
-        self._groups.append(Group(text, drafts, first, row))
+        self._groups.append(Group(text, drafts, first, row, late))
+        self.is_late = self.is_late or late
         self._num_rows += 1 + len(drafts)
         self._num_words = max(self._num_words, text.num_words)
         return first
@@ -69,32 +74,53 @@ class StepMasks:
         return self._rows
 
     def fill(self, backend_of: Callable[[str], Backend], observe: Callable[[str, int, float], None]) -> None:
-        """Fill all rows, in a batch per backend, and let the worker have them. Never raises Exception.
+        """Fill the rows that can be filled now, in a batch per backend; if these are all, let the worker have them. Never
+        raises Exception.
 
         observe(backend, number of rows, seconds)
         """
-        try:
-            rows = np.zeros((self._num_rows, self._num_words), np.int32)
-            for num_drafts in range(max((len(group.drafts) for group in self._groups), default=-1) + 1):
-                groups = [group for group in self._groups if self._try_on(group, num_drafts)]
-                self._fill_batch(groups, rows, backend_of, observe)
-            for group in self._groups:
-                self._take_back(group)
-            self._rows = rows
-        except Exception:
-            logger.exception("The masks of a step could not be filled; the requests that need them fail.")
-            for group in self._groups:
-                self.failed[group.row] = "The grammar's mask could not be made; the engine's log says why."
-                group.given_up = True
-                self._take_back(group)
-        finally:
-            self.abandon()
+        self._rows = np.zeros((self._num_rows, self._num_words), np.int32)
+        self._fill([group for group in self._groups if not group.late], backend_of, observe)
+        if not self.is_late:
+            self._filled.set()
+
+    def fill_late(self, backend_of: Callable[[str], Backend], observe: Callable[[str, int, float], None]) -> None:
+        """Fill the others, now that the step before is done, and let the worker have them all. Never raises Exception.
+
+        The row of a text that has ended with that step stays empty, and nobody looks at it.
+        """
+        self.is_late = False
+        self._fill([group for group in self._groups if group.late], backend_of, observe)
+        self._filled.set()
 
     def abandon(self) -> None:
-        """Whoever waits is let go on. If the step will not run, or filling its masks failed, all of them are empty."""
+        """The step will not run, or is lost: whoever waits is let go on, with masks that may be empty."""
+        self.is_late = False
         if len(self._rows) != self._num_rows:
             self._rows = np.zeros((self._num_rows, self._num_words), np.int32)
         self._filled.set()
+
+    def _fill(
+        self,
+        groups: list[Group],
+        backend_of: Callable[[str], Backend],
+        observe: Callable[[str, int, float], None],
+    ) -> None:
+        """The rows of these. If that fails they are empty, and their requests will fail."""
+        try:
+            for num_drafts in range(max((len(group.drafts) for group in groups), default=-1) + 1):
+                self._fill_batch(
+                    [group for group in groups if self._try_on(group, num_drafts)], self._rows, backend_of, observe
+                )
+            for group in groups:
+                self._take_back(group)
+        except Exception:
+            logger.exception("The masks of a step could not be filled; the requests that need them fail.")
+            for group in groups:
+                self._rows[group.first : group.first + 1 + len(group.drafts)] = 0
+                self.failed[group.row] = "The grammar's mask could not be made; the engine's log says why."
+                group.given_up = True
+                self._take_back(group)
 
     def _try_on(self, group: Group, num_drafts: int) -> bool:
         """Bring the text to where the first `num_drafts` drafts are written. False: nobody looks at that row."""

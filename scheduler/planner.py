@@ -2,14 +2,18 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.scheduler.drafts import Draft
+from trunkline.scheduler.grouping import Grouping
 from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.request import Request
 from trunkline.step import Int32, LogitsRow, PageCopy, Plan
 
 NO_TOKENS = np.empty(0, np.int32)
+NO_ROWS = range(0)
 
 
 class Fork(NamedTuple):
@@ -19,7 +23,7 @@ class Fork(NamedTuple):
     row: int
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What one step computes for one request: its tokens [start, end), and the drafts after them."""
 
     request: Request
@@ -47,7 +51,7 @@ class PlanBuilder:
 
     builder = PlanBuilder(7, eos_token_ids=frozenset({2}))
     piece = builder.add(request, num_new=16)    # its next 16 tokens
-    plan = builder.build(page_size=16)
+    plan = builder.build(Grouping(page_size=16))
 
     masks  of the rows that choose for texts which follow a grammar
     """
@@ -58,25 +62,27 @@ class PlanBuilder:
         self.num_tokens = 0
         self.masks = StepMasks()
         self._pieces: list[Piece] = []
-        self._token_ids: list[Int32] = []
+        self._starts: list[int] = []  # of each piece's tokens, drafts included,
+        self._ends: list[int] = []  # and where they end
+        self._token_ids = bytearray()  # int32, little-endian
         self._rows: list[LogitsRow] = []
 
     def add(self, request: Request, num_new: int, draft: Draft | None = None) -> Piece:
         """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new). Drafts may follow."""
         start, end = request.num_planned, request.num_planned + num_new
         known = request.num_tokens + request.num_in_flight
-        token_ids = request.token_ids(start, min(end, request.num_tokens))
+        self._token_ids += request.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
         if end > request.num_tokens:
-            token_ids = np.append(token_ids, np.int32(-1 - request.row_in_flight))
-        self._token_ids.append(token_ids)
+            self._token_ids += (-1 - request.row_in_flight).to_bytes(TOKEN_BYTES, "little", signed=True)
         first, row, last, mask = len(self._rows), None, self.num_tokens + num_new - 1, -1
-        prompt_rows = self._score_prompt(request, start, end)
+        prompt_rows = NO_ROWS if request.prompt_logprobs_sent else self._score_prompt(request, start, end)
         forks: tuple[Fork, ...] = ()
-        if end == known and request.wants_token:
-            row = len(self._rows)
-            mask = self._mask(request, draft)
+        if end == known and known < request.limit:
+            row = first + len(prompt_rows)
+            if request.text is not None:
+                mask = self._mask(request, draft)
             self._rows.append(self._choose(request, at=last, position=end, mask=mask))
-            if end == request.num_prompt:
+            if end == request.num_prompt and request.followers:
                 forks = self._fork(request.followers, at=last, position=end)
         elif not prompt_rows or end > request.num_prompt:
             # Nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared.
@@ -86,19 +92,23 @@ class PlanBuilder:
             self._append_drafts(request, draft.token_ids, at=last, position=end, mask=mask)
         rows = range(first, len(self._rows))
         piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions, draft, forks)
-        self.num_tokens += num_new + piece.num_drafts
+        last_end = end if draft is None else end + len(draft.token_ids)
+        self.num_tokens += last_end - start
         self._pieces.append(piece)
+        self._starts.append(start)
+        self._ends.append(last_end)
         return piece
 
     def _mask(self, request: Request, draft: Draft | None = None) -> int:
         """The mask of the request's next row, which those of the rows after drafts follow; -1: it needs none."""
         if request.text is None:
             return -1
-        return self.masks.add(request.text, draft.token_ids.tolist() if draft is not None else [], len(self._rows))
+        drafts = draft.token_ids.tolist() if draft is not None else []
+        return self.masks.add(request.text, drafts, len(self._rows), late=request.num_in_flight > 0)
 
     def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int, mask: int) -> None:
         """A token row and a logits row for each draft: that chooses what follows if all up to it are right."""
-        self._token_ids.append(drafts)
+        self._token_ids += drafts.astype("<i4").tobytes()
         for num in range(1, len(drafts) + 1):
             self._rows.append(
                 self._choose(
@@ -141,13 +151,13 @@ class PlanBuilder:
         """The row that chooses the request's token at `position`, as if the drafts before it were right."""
         sampling = request.sampling
         prompt = output = None
-        if sampling.penalizes:
+        if request.penalizes:
             prompt = request.token_ids(0, request.num_prompt)
             output = np.append(request.token_ids(request.num_prompt, request.num_tokens), drafts)
             if request.num_in_flight:
                 output = np.append(output, np.int32(-1 - request.row_in_flight))
         banned: tuple[int, ...] = ()
-        if mask < 0 and position - request.num_prompt < sampling.min_tokens:  # else the mask leaves them out
+        if sampling.min_tokens > position - request.num_prompt and mask < 0:  # else the mask leaves them out
             banned = (*sorted(self.eos_token_ids), *sampling.stop_token_ids)
         return LogitsRow(
             request=len(self._pieces),
@@ -163,26 +173,27 @@ class PlanBuilder:
             fallback=request.text.fallback if request.text is not None and not len(drafts) else -1,
         )
 
-    def build(self, page_size: int, copies: tuple[PageCopy, ...] = ()) -> Plan:
+    def build(self, grouping: Grouping, copies: tuple[PageCopy, ...] = ()) -> Plan:
         """The plan of all pieces added, if any; `copies` are made first."""
-        pieces = self._pieces
-        ends = np.array([piece.end + piece.num_drafts for piece in pieces], dtype=np.int32)
-        starts = np.array([piece.start for piece in pieces], dtype=np.int32)
-        num_pages = -(-ends // page_size)
-        page_table = np.zeros((len(pieces), int(num_pages.max(initial=0))), dtype=np.int32)
-        for i, piece in enumerate(pieces):
-            assert piece.request.lease is not None
-            page_table[i, : num_pages[i]] = piece.request.lease.pages[: num_pages[i]]
+        page_size = grouping.page_size
+        starts, ends = np.array(self._starts, np.int32), np.array(self._ends, np.int32)
+        query_start = np.zeros(len(ends) + 1, np.int32)
+        np.cumsum(ends - starts, out=query_start[1:])
+        positions = np.arange(self.num_tokens, dtype=np.int32) + np.repeat(starts - query_start[:-1], ends - starts)
+        num_pages = (-(-ends // page_size)).tolist()
+        page_table = np.zeros((len(ends), max(num_pages, default=0)), np.int32)
+        leases = [piece.request.lease for piece in self._pieces if piece.request.lease is not None]
+        for row, lease, num in zip(page_table, leases, num_pages, strict=True):
+            row[:num] = lease.pages[:num]
         return Plan(
             step=self.step,
-            token_ids=np.concatenate([NO_TOKENS, *self._token_ids]),
-            positions=np.concatenate(
-                [NO_TOKENS, *(np.arange(s, e, dtype=np.int32) for s, e in zip(starts, ends, strict=True))]
-            ),
-            query_start=np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32),
+            token_ids=np.frombuffer(self._token_ids, "<i4"),
+            positions=positions,
+            query_start=query_start,
             context_len=ends,
             page_table=page_table,
             rows=tuple(self._rows),
             copies=copies,
+            shared=grouping.runs(leases, self._starts, page_table),
             masks=self.masks if len(self.masks) else None,
         )

@@ -71,8 +71,11 @@ class Request:
         "num_preemptions",
         "num_prompt",
         "num_tiered",
+        "num_tokens",
         "order",
         "page_hashes",
+        "pauses",
+        "penalizes",
         "pin",
         "pin_seconds",
         "pin_tokens",
@@ -110,7 +113,9 @@ class Request:
         self.request_id = request_id
         self.tokens = bytearray(prompt)  # int32 little-endian
         self.num_prompt = len(prompt) // TOKEN_BYTES
+        self.num_tokens = self.num_prompt  # known ones
         self.sampling = sampling
+        self.penalizes = sampling.penalizes
         self.seed = sampling.seed or 0
         self.arrival = arrival  # seconds, on the scheduler's clock
         self.order = order  # in which it arrived: unique, and ascending
@@ -138,6 +143,9 @@ class Request:
         self.drafting: dict[str, Acceptance] = {}  # by source of drafts
         self.compilation: Compilation | None = None  # of its grammar,
         self.text: ConstrainedText | None = None  # and once that is done, its output, which follows it
+        self.pauses = (
+            False  # a grammar forces its next tokens: no step is planned ahead of the one that chooses the first
+        )
         self.untold: list[int] = []  # output that was forced before the prompt was read; told with the next tokens
         self.leader: Request | None = None  # whom it follows while FOLLOWING
         self.followers: list[Request] = []  # who follows it
@@ -150,10 +158,6 @@ class Request:
         self.admitted_at = arrival  # seconds, at first admission
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1 … n-1, as far as computed
         self.prompt_logprobs_sent = sampling.prompt_logprobs is None
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens) // TOKEN_BYTES
 
     @property
     def num_uncached(self) -> int:
@@ -172,16 +176,20 @@ class Request:
         """Tokens that a step could compute now."""
         if self.num_drafts:
             return 0  # what is known next depends on how many of them are right
-        if self.text is not None and self.num_in_flight:
-            return 0  # what may follow depends on the token that is being chosen
-        return min(self.num_tokens + self.num_in_flight, self.num_computable) - self.num_planned
+        known = self.num_tokens
+        if self.num_in_flight:
+            if self.text is not None and (self.pauses or not self.text.is_as_chosen):
+                return 0  # what follows depends on the token that is being chosen, or is known soon without choosing
+            known += self.num_in_flight
+        computable = self.num_computable
+        return (min(computable, known)) - self.num_planned
 
     @property
     def num_computable(self) -> int:
         """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms
         the cache. The prompt's last one waits for the grammar, since it is computed to choose the first of the output."""
         most = self.limit if self.warms else self.limit - 1
-        return min(most, self.num_prompt - 1) if self.awaits_grammar else most
+        return min(most, self.num_prompt - 1) if self.grammar is not None and self.text is None else most
 
     @property
     def awaits_grammar(self) -> bool:
@@ -192,13 +200,18 @@ class Request:
     def generates(self) -> bool:
         """True if what a step could compute now is the newest token of a text that has begun, or that and tokens which a
         grammar forced."""
+        return self.would_generate(self.num_to_plan)
+
+    def would_generate(self, num_to_plan: int) -> bool:
+        """The same, of so many tokens."""
         most = 1 if self.text is None else 1 + MOST_FORCED
-        return self.num_planned >= self.num_prompt and 0 < self.num_to_plan <= most
+        return 0 < num_to_plan <= most and self.num_planned >= self.num_prompt
 
     @property
     def reads(self) -> bool:
         """True if a step could compute more than that: a prompt, or a text that is resumed."""
-        return self.num_to_plan > 1 and not self.generates
+        num_to_plan = self.num_to_plan
+        return num_to_plan > 1 and not self.would_generate(num_to_plan)
 
     @property
     def wants_token(self) -> bool:
@@ -221,6 +234,7 @@ class Request:
     def append(self, token_id: int) -> None:
         """A chosen token has arrived."""
         self.tokens += token_id.to_bytes(TOKEN_BYTES, "little", signed=True)
+        self.num_tokens += 1
 
     def extend(self, token_ids: list[int]) -> None:
         """Tokens that were chosen, or forced by a grammar, are known."""

@@ -34,9 +34,10 @@ from trunkline.scheduler.delivery import (
     token_logprobs,
     tokens_message,
 )
-from trunkline.scheduler.drafts import Draft, Drafter
+from trunkline.scheduler.drafts import Drafter
 from trunkline.scheduler.fairness import BURST_STEPS, Fairness
 from trunkline.scheduler.fork import Groups
+from trunkline.scheduler.grouping import Grouping
 from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.pace import Pace
 from trunkline.scheduler.pinning import check_pin, pin_prompt
@@ -84,6 +85,7 @@ class Scheduler:
         self.groups = Groups(config, cache, self.admission, self.running, self.copies)
         self.drafter = Drafter(config, cache, self.pace, self.counters)
         self.constraints = Constraints(grammars, grammar_config or GrammarConfig(), self.counters)
+        self.grouping = Grouping(cache.page_size)
         self.reuse = ReuseEstimator(page_size=cache.page_size, horizon=REUSE_HORIZON * cache.num_pages)
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
@@ -94,6 +96,7 @@ class Scheduler:
         self._pieces: dict[int, list[Piece]] = {}  # by step in flight
         self._masks: dict[int, StepMasks] = {}  # by step in flight, of those that have any
         self._num_arrived = 0
+        self._by_priority = config.policy == "priority"
 
     # ---------------------------------------------------------------- queue
 
@@ -223,7 +226,7 @@ class Scheduler:
         if not pieces and not self.copies:
             self.tiering.poll(now, idle=not self._pieces)
             return None
-        plan = builder.build(self.cache.page_size, tuple(self.copies))
+        plan = builder.build(self.grouping, tuple(self.copies))
         self.copies.clear()
         self.last_step += 1
         self.tiering.step_planned(self.last_step)
@@ -248,41 +251,35 @@ class Scheduler:
         Budget goes to those that generate first, then to prompts in turn, waiting requests among them; pages go to the
         most urgent first, so that victims are always the least urgent.
         """
-        shares = Shares(self.running, turns.max_tokens, urgency=self._urgency, turn=turns.turn)
-        budget, num_generating = shares.left, shares.num_generating
-        self.drafter.start_step(shares.num_tokens - num_generating, num_generating)
-        enough = True
-        served: set[Request] = set()
-        for request in sorted(self.running, key=self._urgency):
-            n = shares.num_new[request]
-            if n > 0 and request.state is State.RUNNING:
-                if self._make_room(request, request.num_planned + n):
-                    served.add(request)
-                else:
-                    enough = False
-        enough = enough and all(request.state is State.RUNNING for request in shares.order)  # nobody was preempted
-        for request in shares.order:
-            if enough and request.reads:
+        by_urgency = sorted(self.running, key=self._urgency)
+        shares = Shares(by_urgency, turns.max_tokens, turn=turns.turn)
+        num_new, budget = shares.num_new, shares.left
+        self.drafter.start_step(shares.num_tokens - shares.num_generating, shares.num_generating)
+        num_running = len(by_urgency)
+        served = {request for request in by_urgency if num_new[request] and self._make_room(request, num_new[request])}
+        # Nobody was preempted, and nobody waits for pages.
+        enough = len(self.running) == num_running and len(served) == num_running - list(num_new.values()).count(0)
+        for request in shares.generating:
+            if request in served and request.state is State.RUNNING:
+                ready = not request.num_in_flight and completes(request, num_new[request])
+                draft = self.drafter.propose(request, budget) if ready else None
+                pieces.append(builder.add(request, num_new[request], draft))
+                budget -= len(draft.token_ids) if draft is not None else 0
+                if request.num_charged < request.num_prompt:
+                    self.fairness.charge_prompt(request, pieces[-1].end)
+        for request in shares.reading:
+            if enough:
                 pieces += turns.admit(before=request)
-            n = min(shares.num_new[request], turns.max_tokens - builder.num_tokens)
+            n = min(num_new[request], turns.max_tokens - builder.num_tokens)
             if n > 0 and request in served and request.state is State.RUNNING:
-                draft = self._draft(request, n, budget)
-                pieces.append(builder.add(request, n, draft))
+                pieces.append(builder.add(request, n))
                 self.fairness.charge_prompt(request, pieces[-1].end)
-                budget -= pieces[-1].num_drafts
         return enough
 
-    def _draft(self, request: Request, num_new: int, budget: int) -> Draft | None:
-        """Guesses to be verified beside the request's last token, if no step in flight is still choosing one."""
-        if request.num_in_flight or not completes(request, num_new):
-            return None
-        return self.drafter.propose(request, budget)
-
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Pages for the first `num_tokens` of a running request, preempting the least urgent, in the end itself."""
-        assert request.lease is not None
-        while True:
-            missing = self.cache.num_pages_of(num_tokens) - request.lease.num_pages
+    def _make_room(self, request: Request, num_new: int) -> bool:
+        """Pages for the next `num_new` tokens of a running request, preempting the least urgent, in the end itself."""
+        while request.lease is not None:  # else it was preempted for another
+            missing = self.cache.num_pages_of(request.num_planned + num_new) - request.lease.num_pages
             if missing <= 0 or self.cache.grow(request.lease, missing):
                 return True
             if self.cache.in_flight:
@@ -292,13 +289,11 @@ class Scheduler:
             if len(self.running) == 1 and self.cache.yield_pins(missing):
                 continue  # nobody else is left to give pages, and a pin must not keep the last one from ending
             self._preempt(victim)
-            if victim is request:
-                return False
+        return False
 
     def _urgency(self, request: Request) -> Urgency:
         """Smaller is more urgent: the lowest priority, then the latest arrival, is preempted first."""
-        priority = request.priority if self.config.policy == "priority" else 0
-        return priority, request.order
+        return (request.priority if self._by_priority else 0), request.order
 
     def _preempt(self, request: Request) -> None:
         """Give the request's pages back. Those it computed are in the tree: resuming finds them again unless they are
@@ -312,9 +307,13 @@ class Scheduler:
         self.counters.preemptions_by_way["swap" if swapped else "recompute"] += 1
 
     def fill_masks(self, step: int) -> None:
-        """Fill the masks of a step that the worker has been given."""
+        """Fill the masks of a step that the worker has been given, those that can be."""
         if step in self._masks:
-            self.constraints.fill(self._masks[step])
+            self.constraints.fill([self._masks[step]])
+
+    def fill_late_masks(self) -> None:
+        """Fill those that waited for the step which was applied, or lost, just now."""
+        self.constraints.fill([masks for masks in self._masks.values() if masks.is_late], late=True)
 
     # ---------------------------------------------------------------- apply
 
@@ -330,24 +329,29 @@ class Scheduler:
         self.tiering.step_done(result.step, result.copy_seconds)
         for piece in pieces:
             request = piece.request
-            self.counters.prompt_tokens_computed += max(0, min(piece.end, request.num_prompt) - piece.start)
+            if piece.start < request.num_prompt:
+                self.counters.prompt_tokens_computed += min(piece.end, request.num_prompt) - piece.start
             if request.state is State.FINISHED or piece.num_preemptions != request.num_preemptions:
                 continue
-            failure = next((result.failed[row] for row in piece.own_rows if row in result.failed), None)
-            if failure is not None:
-                messages += self._fail_forks(piece, result)
-                messages.append(self._fail(request, failure))
-                continue
+            if result.failed:
+                failure = next((result.failed[row] for row in piece.own_rows if row in result.failed), None)
+                if failure is not None:
+                    messages += [*self._fail_forks(piece, result), self._fail(request, failure)]
+                    continue
             got = self._advance(piece, result)
-            read = piece.end >= request.num_prompt
-            refused = pin_prompt(self.cache, self.tiering, request, now) if read else None
-            if refused is not None:
-                self._end(request)
-                messages.append(failed_message(request.request_id, refused))
-                continue
+            if request.pin_seconds and piece.end >= request.num_prompt:
+                refused = pin_prompt(self.cache, self.tiering, request, now)
+                if refused is not None:
+                    self._end(request)
+                    messages.append(failed_message(request.request_id, refused))
+                    continue
             if piece.start < request.num_prompt <= piece.end:
                 messages += self._fork(piece, result)
-            messages += self._deliver(piece, got)
+            if got is not None:
+                messages += self._tell(request, got)
+            elif not request.wants_token and request.num_computed >= request.num_computable:
+                messages.append(tokens_message(request, Chosen([], None, 0), now))
+                messages += self._finish(request, "length")
         return messages
 
     def lose(self, step: int, *, submitted: bool) -> None:
@@ -375,7 +379,8 @@ class Scheduler:
         request = piece.request
         got = None
         request.num_computed = piece.end
-        request.prompt_logprobs += [token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
+        if piece.prompt_rows:
+            request.prompt_logprobs += [token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
         if piece.row is not None:
             drafts = piece.draft.token_ids if piece.draft is not None else NO_TOKENS
             found = chosen(request, piece.row, drafts, result)
@@ -392,9 +397,13 @@ class Scheduler:
     def _take(self, request: Request, got: Chosen) -> Chosen:
         """Append what was chosen, and what a grammar forces after it. Returns all tokens the caller is yet to be told."""
         request.extend(got.token_ids)
-        forced = [] if got.ended or got.failure is not None else self.constraints.next(request)
-        request.extend(forced)
+        forced: list[int] = []
+        if request.text is not None and not got.ended and got.failure is None:
+            forced = self.constraints.next(request)
+            request.extend(forced)
         self._count_output(request, len(got.token_ids) + len(forced))
+        if not forced and not request.untold:
+            return got
         untold, request.untold = request.untold, []
         ended = got.ended or (bool(forced) and request.text is not None and request.text.is_over)
         return got._replace(token_ids=[*untold, *got.token_ids, *forced], ended=ended)
@@ -402,15 +411,6 @@ class Scheduler:
     def _count_output(self, request: Request, num_tokens: int) -> None:
         self.counters.generation_tokens += num_tokens
         self.fairness.charge_output(request, num_tokens)
-
-    def _deliver(self, piece: Piece, got: Chosen | None) -> list[FromEngine]:
-        """The tokens the piece chose, and the end of the request if that is it."""
-        request = piece.request
-        if got is not None:
-            return self._tell(request, got)
-        if request.wants_token or request.num_computed < request.num_computable:
-            return []  # more of the prompt is to come, or its grammar
-        return [tokens_message(request, Chosen([], None, 0), self.now), *self._finish(request, "length")]
 
     def _tell(self, request: Request, got: Chosen) -> list[FromEngine]:
         """Tokens that were taken in, and how the request ended if it did."""
@@ -453,7 +453,7 @@ class Scheduler:
         """Give the tree every whole page that is computed."""
         lease = request.lease
         assert lease is not None
-        if request.num_computed // self.cache.page_size > lease.num_shared:
+        if request.num_computed >= (lease.num_shared + 1) * self.cache.page_size:
             self.cache.commit(lease, bytes(request.tokens), request.num_computed, after_step=self.last_step)
 
     def _release(self, request: Request) -> None:

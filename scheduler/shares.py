@@ -18,33 +18,46 @@ AIM = 0.9
 class Shares:
     """Of one step.
 
-    order    running requests, in the order in which they are served
-    num_new  tokens of each
-    left     tokens that nobody takes
+    generating      running requests that read no prompt, in the order in which they are served
+    reading         the others, served after them
+    num_new         tokens of each
+    num_generating  requests that get their next token in this step, of those whose texts have begun
+    left            tokens that nobody takes
     """
 
-    def __init__(
-        self, running: list[Request], most: int, urgency: Callable[[Request], Any], turn: Callable[[Request], Any]
-    ) -> None:
-        """`urgency` orders those that generate, `turn` the prompts; less goes first."""
-        generating = sorted((request for request in running if not request.reads), key=urgency)
-        self.order = generating + sorted((request for request in running if request.reads), key=turn)
-        self.num_new = dict.fromkeys(self.order, 0)
+    def __init__(self, running: list[Request], most: int, turn: Callable[[Request], Any]) -> None:
+        """`running`: the most urgent first. `turn` orders the prompts; less goes first."""
+        self.generating: list[Request] = []
+        self.reading: list[Request] = []
+        self.num_new: dict[Request, int] = {}
+        self.num_generating = 0
         self.left = most
-        for request in generating:
-            self._give(request, 1)
-        for request in self.order:
+        more: dict[Request, int] = {}  # what they could compute beyond one token
+        for request in running:
+            wanted = request.num_to_plan
+            generates = request.would_generate(wanted)
+            if wanted > 1 and not generates:
+                self.reading.append(request)
+                continue
+            self.generating.append(request)
+            self.num_new[request] = given = 1 if wanted > 0 and self.left else 0
+            self.left -= given
+            if wanted > 1:
+                more[request] = wanted - given
+            else:
+                self.num_generating += generates and given == wanted
+        self.reading.sort(key=turn)
+        for request, num in more.items():
+            self.num_generating += self._give(request, num) == num
+        for request in self.reading:
+            self.num_new[request] = 0
             self._give(request, request.num_to_plan)
 
-    def _give(self, request: Request, most: int) -> None:
-        num = max(0, min(most, request.num_to_plan - self.num_new[request], self.left))
+    def _give(self, request: Request, most: int) -> int:
+        num = min(most, self.left)
         self.num_new[request] += num
         self.left -= num
-
-    @property
-    def num_generating(self) -> int:
-        """Requests that get their next token in this step, of those whose texts have begun."""
-        return sum(completes(request, num) for request, num in self.num_new.items())
+        return num
 
     @property
     def num_tokens(self) -> int:
@@ -64,8 +77,10 @@ def max_step_tokens(
     A page of prompts at least, so that they are read to the end whatever the target.
     """
     most, target = config.max_num_batched_tokens, config.target_token_seconds
+    if target is None:
+        return most
     generating = [request.num_to_plan for request in running if request.generates]
-    if target is None or not generating:
+    if not generating:
         return most
     num_generating, num_forced = len(generating), sum(generating) - len(generating)
     chunk = pace.chunk(num_generating, within=AIM * target, start=_next_position(running, waiting))

@@ -109,9 +109,22 @@ class StubWorker:
             case CopyKind.FORK:
                 self.storage[copy.target] = self.storage[copy.source]
 
+    def _check_shared(self, plan: Plan) -> None:
+        """What is said to be read from the same pages is, and was there before the step."""
+        cached = plan.context_len - np.diff(plan.query_start)
+        read: set[tuple[int, int]] = set()
+        for requests, start, end in plan.shared:
+            tables = plan.page_table[requests, start // self.page_size : end // self.page_size]
+            assert len(requests) > 1 and (tables == tables[0]).all(), f"step {plan.step}: {requests} share {tables}"
+            assert (cached[requests] >= end).all(), f"step {plan.step}: {requests} share what is not cached yet"
+            pieces = {(int(request), token) for request in requests for token in range(start, end, self.page_size)}
+            assert pieces and read.isdisjoint(pieces), f"step {plan.step}: {requests} read tokens twice"
+            read |= pieces
+
     def _run(self, plan: Plan) -> StepResult:
         for copy in plan.copies:
             self._copy(copy)
+        self._check_shared(plan)
         token_ids = [self._resolve(int(token)) for token in plan.token_ids]
         owner = np.repeat(np.arange(plan.num_requests), np.diff(plan.query_start))
         slots = [
@@ -153,7 +166,7 @@ class StubWorker:
         if token >= 0:
             return token
         assert self._previous is not None
-        return int(self._previous.token_ids[-1 - token])
+        return max(0, int(self._previous.token_ids[-1 - token]))  # whoever builds on a row that failed has ended
 
     def _logprobs(self, token: int, num_alternatives: int) -> RowLogprobs:
         ids = [token, *range(num_alternatives)]

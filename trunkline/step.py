@@ -14,6 +14,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,8 +30,7 @@ Bits = npt.NDArray[np.bool_]
 SPLIT = 512
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogitsRow:
+class LogitsRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row of logits that is wanted, and what to do with it.
 
     request   index of the request in the plan, 0 … R-1

@@ -15,6 +15,7 @@ from trunkline.radix.tree import Node
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.drafts import MAX_UNALIGNED, Draft, from_own_tokens
 from trunkline.scheduler.engine import Engine
+from trunkline.scheduler.grouping import Grouping
 from trunkline.scheduler.planner import PlanBuilder
 from trunkline.scheduler.request import Request
 
@@ -368,7 +369,7 @@ def test_a_plan_with_drafts() -> None:
     request.num_planned = 5
     builder = PlanBuilder(3, frozenset())
     piece = builder.add(request, 1, Draft("prompt", np.array([7, 8], np.int32)))
-    plan = builder.build(4)
+    plan = builder.build(Grouping(4))
     assert (piece.start, piece.end, piece.row, piece.num_drafts) == (5, 6, 0, 2)
     assert plan.token_ids.tolist() == [9, 7, 8]
     assert plan.positions.tolist() == [5, 6, 7]

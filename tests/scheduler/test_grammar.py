@@ -60,6 +60,30 @@ def test_the_text_is_that_of_one_token_after_the_other(depth: int, forced_tokens
     assert (stats["spec_decode_num_draft_tokens_total"]["grammar"] > 0) == forced_tokens
 
 
+def num_steps(grammar: Any, *, depth: int, max_tokens: int) -> int:
+    """Steps that compute something, from the prompt to the end of one text."""
+    engine = make_engine(depth=depth, grammars=TinyCompiler(), num_speculative_tokens=0)
+    outcome = run(engine, ask("r", [5, 6], grammar, max_tokens=max_tokens))["r"]
+    assert outcome.tokens == constrained_continuation([5, 6], grammar, max_tokens)[0]
+    return sum(plan.num_tokens > 0 for plan in plans(engine))
+
+
+def test_a_step_in_flight_does_not_hold_up_the_next() -> None:
+    letters = lark("start: /[a-d]{30,40}/")
+    num_tokens = num_steps(letters, depth=0, max_tokens=24)
+    assert num_tokens > 20
+    assert num_steps(letters, depth=1, max_tokens=24) <= num_tokens + 1  # the one ahead of the last is for nothing
+
+
+def test_what_is_forced_saves_steps_with_one_in_flight_too() -> None:
+    """The step that was planned ahead chooses the first forced token; then the others are known."""
+    words = lark('start: /[a-d]/ "the same five words" /[a-d]/ "once more" /[a-d]/')
+    num_tokens = len(constrained_continuation([5, 6], words, 64)[0])
+    assert num_tokens > 20
+    assert num_steps(words, depth=0, max_tokens=64) <= 4
+    assert num_steps(words, depth=1, max_tokens=64) <= 7
+
+
 def test_a_text_that_can_only_end_ends_without_a_token_for_it() -> None:
     engine = make_engine(grammars=TinyCompiler())
     outcome = run(engine, ask("r", [5, 6], lark('start: "ab" | "ba"')))["r"]

@@ -6,6 +6,7 @@ import pytest
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.events import NOBODY
 from trunkline.sampling import SamplingParams
+from trunkline.scheduler.grouping import Grouping
 from trunkline.scheduler.planner import PlanBuilder
 from trunkline.scheduler.request import Request
 
@@ -37,7 +38,7 @@ def test_a_prompt_chunk_and_a_generating_request(cache: PrefixCache) -> None:
     generating.num_planned = 4
     builder = PlanBuilder(7, frozenset({0}))
     pieces = [builder.add(generating, 1), builder.add(reading, 3)]
-    plan = builder.build(4)
+    plan = builder.build(Grouping(4))
     assert plan.step == 7
     assert plan.token_ids.tolist() == [5, 10, 11, 12]
     assert plan.positions.tolist() == [4, 0, 1, 2]
@@ -59,7 +60,7 @@ def test_a_chunk_that_reaches_beyond_the_prompt_shows_that_all_of_it_is_sound(ca
     request = running(cache, [1, 2, 3, 7, 8, 9], num_prompt=3, prompt_logprobs=0)
     builder = PlanBuilder(1, frozenset())
     piece = builder.add(request, 5)
-    assert [(row.at, row.target) for row in builder.build(4).rows] == [(0, 2), (1, 3), (4, -1)]
+    assert [(row.at, row.target) for row in builder.build(Grouping(4)).rows] == [(0, 2), (1, 3), (4, -1)]
     assert (piece.row, piece.own_rows, piece.prompt_rows) == (None, range(3), range(2))
 
 
@@ -68,7 +69,7 @@ def test_a_token_in_flight_is_named_by_its_row(cache: PrefixCache) -> None:
     request.num_planned, request.num_in_flight, request.row_in_flight = 4, 1, 6
     builder = PlanBuilder(2, frozenset())
     builder.add(request, 1)
-    plan = builder.build(4)
+    plan = builder.build(Grouping(4))
     assert plan.token_ids.tolist() == [-7]
     (row,) = plan.rows
     assert row.prompt is not None and row.prompt.tolist() == [1, 2, 3]
@@ -87,7 +88,7 @@ def test_the_last_row_of_a_prompt_chooses_for_its_followers_too(cache: PrefixCac
     assert first.forks == ()
     assert [(fork.request, fork.row) for fork in last.forks] == list(zip(followers, (2, 3), strict=True))
     assert last.own_rows == range(1, 2)
-    rows = builder.build(4).rows[last.rows.start :]
+    rows = builder.build(Grouping(4)).rows[last.rows.start :]
     assert [(row.request, row.at, row.position, row.seed) for row in rows] == [(1, 4, 5, 1), (1, 4, 5, 2), (1, 4, 5, 3)]
     assert [row.banned for row in rows] == [(), (0,), (0,)]
 
@@ -101,5 +102,5 @@ def test_prompt_logprobs_want_a_row_for_every_prompt_token_but_the_first(cache: 
     last = builder.add(request, 2)
     assert (first.prompt_rows, first.row) == (range(2), None)
     assert (last.prompt_rows, last.row) == (range(2, 3), 3)
-    rows = builder.build(4).rows
+    rows = builder.build(Grouping(4)).rows
     assert [(row.at, row.target, row.logprobs) for row in rows] == [(0, 12, 2), (1, 13, 2), (2, 14, 2), (3, -1, None)]

@@ -1,13 +1,13 @@
 """The sampler against a naive one in float64, row by row and in batches."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from trunkline.sampling import SamplingParams
 from trunkline.step import LogitsRow

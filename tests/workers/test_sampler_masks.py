@@ -1,13 +1,14 @@
 """Masks in the sampler: a row under a mask chooses as if everything else were banned, whatever stands beside it."""
 
+import dataclasses
 import math
 import threading
-from dataclasses import replace
 
 import numpy as np
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.workers.test_sampler import make_row, naive_candidates, naive_choice, rows_with_logits
 from tests.workers.test_worker import decode, make_counter
@@ -105,7 +106,7 @@ def test_a_worker_computes_while_its_masks_are_filled() -> None:
     plan = decode(3, 8, step=1)
     masks = LateMasks(mask_of({2, 5}, 1)[None])
     rows = (replace(plan.rows[0], mask=0), plan.rows[1])
-    handle = worker.submit(replace(plan, rows=rows, masks=masks))
+    handle = worker.submit(dataclasses.replace(plan, rows=rows, masks=masks))
     assert masks.asked.wait(timeout=30), "it was submitted before they are filled"
     assert worker._runner is not None and worker._runner.read == [[3, 8]], "and has computed the step"
     masks.filled.set()

@@ -15,29 +15,55 @@ import mmap
 import weakref
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trunkline.errors import ConfigError
 from trunkline.kernels.build import build_library, detect_target
-from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear
+from trunkline.kernels.interface import Activation, Batch, Int32, KvPages, PackedLinear
+from trunkline.step import SPLIT
 
 HUGE_PAGE = 2 * 2**20  # bytes
 BLOCK_BYTES = 64 * 2**20  # of weights; untouched memory costs nothing
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum format in cpu_src/vector.h
 
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # enum activation in cpu_src/rows.c
+
 _POINTER_AND_INT = {"p": c_void_p, "i": c_int, "l": c_long, "f": c_float}
 _SIGNATURES = {  # one letter per argument, after the pool
     "pack": "ppiiiii",
     "linear": "ppppiiii",
-    "embed": "pppiii",
+    "embed": "pppiiiii",
     "norm": "ppppiif",
-    "rotate_and_store": "ppppppiiiiiii",
-    "attention": "plppppppfiiiiiii",
-    "silu_mul": "ppii",
+    "rotate_and_store": "ppppppppfiiiiiii",
+    "attention": "plppppppppffiiiiiiiii",
+    "gated_mul": "ppiii",
 }
+
+
+class SharedSplits(NamedTuple):
+    """What requests have in common, for cpu_src/attention.c.
+
+    order   int32 [R]     the requests, those that share much next to each other
+    labels  int32 [R, K]  of the first K splits of each; who has the same label reads the same pages, -1 is nobody else
+    """
+
+    order: Tensor
+    labels: Tensor
+
+
+def share_splits(readers: Int32, runs: Int32) -> SharedSplits:
+    """From `Batch.readers` and `Batch.runs`, at least one run."""
+    labels = np.full((readers.shape[1], runs.max() // SPLIT), -1, np.int32)
+    for label, (start, end) in enumerate(runs // SPLIT):
+        labels[readers[label] != 0, start:end] = label
+    order = np.lexsort(labels.T[::-1])  # by the first split, then by the second, …: as the tree branches
+    return SharedSplits(torch.from_numpy(order.astype(np.int32)), torch.from_numpy(labels))
 
 
 class CpuKernels:
@@ -104,19 +130,21 @@ class CpuKernels:
         return KvPages(keys, values, num_pages=num_pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim)
 
     def prepare(self, batch: Batch, kv: KvPages) -> Batch:
-        return batch
+        """Batch.work becomes SharedSplits; None where nothing is shared."""
+        if not len(batch.runs):
+            return batch
+        return replace(batch, work=share_splits(batch.readers.numpy(), batch.runs.numpy()))
 
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         rows, n, k = len(x), weight.n, weight.k
         assert _is(x, rows, k) and _is(out, rows, n) and (bias is None or _is(bias, n)), (
             f"{x.shape} {weight} {out.shape}"
         )
-        bias_pointer = None if bias is None else bias.data_ptr()
         self._call(
             "linear",
             x.data_ptr(),
             weight.data.data_ptr(),
-            bias_pointer,
+            _pointer(bias),
             out.data_ptr(),
             rows,
             n,
@@ -125,10 +153,19 @@ class CpuKernels:
         )
 
     def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor, first_id: int = 0) -> None:
-        assert first_id == 0, first_id
-        rows, k = len(ids), weight.k
+        rows, n, k = len(ids), weight.n, weight.k
         assert _is(ids, rows, dtype=torch.int32) and _is(out, rows, k), f"{ids} {weight} {out.shape}"
-        self._call("embed", ids.data_ptr(), weight.data.data_ptr(), out.data_ptr(), rows, k, FORMATS[weight.data.dtype])
+        self._call(
+            "embed",
+            ids.data_ptr(),
+            weight.data.data_ptr(),
+            out.data_ptr(),
+            rows,
+            n,
+            k,
+            first_id,
+            FORMATS[weight.data.dtype],
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
         rows, width = x.shape
@@ -155,17 +192,17 @@ class CpuKernels:
         k_norm: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        assert q_norm is None and k_norm is None
         rows, width, rotary, D = *qkv.shape, rope.shape[1], kv.head_dim
         query_heads = width // D - 2 * kv.kv_heads
         assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and len(batch.positions) == rows, (
             f"{qkv.shape} {batch}"
         )
         assert _is(rope, len(rope), rotary) and rotary <= D, f"{rope.shape}"
+        assert all(norm is None or _is(norm, D) for norm in (q_norm, k_norm)), f"{q_norm} {k_norm}"
         self._call(
             "rotate_and_store", qkv.data_ptr(), rope.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(),
-            _layer(kv.keys, layer), _layer(kv.values, layer), rows, query_heads, kv.kv_heads, D, rotary, kv.page_size,
-            FORMATS[kv.keys.dtype],
+            _pointer(q_norm), _pointer(k_norm), _layer(kv.keys, layer), _layer(kv.values, layer), epsilon, rows, query_heads,
+            kv.kv_heads, D, rotary, kv.page_size, FORMATS[kv.keys.dtype],
         )  # fmt: skip
 
     def attention(
@@ -180,25 +217,28 @@ class CpuKernels:
         window: int = 0,
         soft_cap: float = 0.0,
     ) -> None:
-        assert window == 0 and soft_cap == 0, (window, soft_cap)
         rows, width, D = *qkv.shape, kv.head_dim
         query_heads = width // D - 2 * kv.kv_heads
         assert _is(qkv, rows, (query_heads + 2 * kv.kv_heads) * D) and _is(out, rows, query_heads * D), (
             f"{qkv.shape} {out.shape}"
         )
         assert query_heads % kv.kv_heads == 0 and len(batch.positions) == rows, f"{query_heads} heads, {batch}"
+        assert window >= 0 and soft_cap >= 0, f"window {window}, soft cap {soft_cap}"
         requests, pages_per_request = batch.page_table.shape
+        order, labels = batch.work or (None, None)
+        assert order is None or (_is(order, requests, dtype=torch.int32) and labels is not None), f"{batch.work}"
         self._call(
             "attention", qkv.data_ptr(), width, _layer(kv.keys, layer), _layer(kv.values, layer),
-            batch.page_table.data_ptr(), batch.query_start.data_ptr(), batch.context_len.data_ptr(), out.data_ptr(), scale,
-            requests, pages_per_request, query_heads, kv.kv_heads, D, kv.page_size, FORMATS[kv.keys.dtype],
+            batch.page_table.data_ptr(), batch.query_start.data_ptr(), batch.context_len.data_ptr(), _pointer(order),
+            _pointer(labels), out.data_ptr(), scale, soft_cap, requests, pages_per_request,
+            0 if labels is None else labels.shape[1], query_heads, kv.kv_heads, D, kv.page_size, FORMATS[kv.keys.dtype],
+            window,
         )  # fmt: skip
 
     def gated_mul(self, gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
-        assert activation == "silu", activation
         rows, width = out.shape
         assert _is(gate_up, rows, 2 * width) and _is(out, rows, width), f"{gate_up.shape} {out.shape}"
-        self._call("silu_mul", gate_up.data_ptr(), out.data_ptr(), rows, width)
+        self._call("gated_mul", gate_up.data_ptr(), out.data_ptr(), rows, width, ACTIVATIONS[activation])
 
     def _call(self, name: str, *arguments: float | None) -> None:
         if self._functions[name](self._pool, *arguments) != 0:
@@ -207,6 +247,10 @@ class CpuKernels:
 
 def _is(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> bool:
     return tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _layer(pages: Tensor, layer: int) -> int:

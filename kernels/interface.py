@@ -1,6 +1,6 @@
 """The operations a model is made of, as one interface with several implementations.
 
-    kernels = select_kernels("cpu", threads=2, head_dim=64)      # select.py
+    kernels = cpu_kernels(threads=2, head_dim=64)                # select.py
     weight = kernels.pack_linear([q, k, v], torch.float16)       # once, when the model is loaded
     kernels.linear(x, weight, out=qkv)                           # every step
 

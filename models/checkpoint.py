@@ -24,7 +24,8 @@ from trunkline.models.config import SUPPORTED, ModelConfig
 from trunkline.models.gguf import GGUFFile, read_gguf
 from trunkline.models.json_file import read_json
 from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
-from trunkline.models.weights import Shape, gguf_name, is_redundant, rotary_heads, tensor_shapes, unpermute
+from trunkline.models.split import WHOLE, Index, Split
+from trunkline.models.weights import Shape, gguf_name, is_redundant, is_rotary, tensor_shapes, unpermute
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +58,8 @@ _GGUF_SAMPLING = {  # keys under general.sampling, and generation_config.json's 
 class Weights(Protocol):
     """The tensors of one checkpoint, in whatever form they are stored."""
 
-    def read(self, name: str) -> "torch.Tensor":
-        """The tensor of that Hugging Face name, on the CPU."""
+    def read(self, name: str, index: Index = ()) -> "torch.Tensor":
+        """The tensor of that Hugging Face name, or the part of it at `index`, on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,17 +85,25 @@ class Checkpoint:
         """Any of these ends the text."""
         return self.config.eos_token_ids
 
-    def tensors(self, on_progress: OnProgress | None = None) -> "Iterator[tuple[str, torch.Tensor]]":
+    def check_ranks(self, size: int) -> None:
+        """Raises ConfigError if `size` ranks can't hold the model together (split.py)."""
+        Split(0, size).check(self.config)
+
+    def tensors(
+        self, on_progress: OnProgress | None = None, split: Split = WHOLE
+    ) -> "Iterator[tuple[str, torch.Tensor]]":
         """Yield every tensor as (Hugging Face name, tensor on the CPU), in the order of `weights.tensor_shapes`.
 
         Safetensors keep their own dtype and are views of the mapped file; GGUF tensors are dequantized to float32, with
         the rows of q and k in Hugging Face's order. Only one tensor is alive at a time unless the caller keeps them.
+        Of a `split`, only this rank's part of each is read, and what it does not hold is left out.
 
         Raises ModelError for a tensor that is damaged.
         """
         shapes = tensor_shapes(self.config)
         for done, name in enumerate(shapes, start=1):
-            yield name, self.weights.read(name)
+            if split.holds(name):
+                yield name, self.weights.read(name, split.index(name, self.config))
             if on_progress is not None:
                 on_progress(done, len(shapes))
 
@@ -240,22 +249,24 @@ class GGUFWeights:
     file: GGUFFile
     config: ModelConfig
 
-    def read(self, name: str) -> "torch.Tensor":
+    def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         import torch
 
-        values = self.file.dequantize(gguf_name(name))
-        heads = rotary_heads(name, self.config)
-        return torch.from_numpy(values if heads is None else unpermute(values, heads))
+        values = self.file.dequantize(gguf_name(name), index)
+        if is_rotary(name):
+            values = unpermute(values, len(values) // self.config.head_dim)
+        return torch.from_numpy(values)
 
 
 @dataclass(frozen=True, slots=True)
 class DummyWeights:
-    """Random weights. Each tensor depends on the seed and its name alone: fewer layers give the same first layers."""
+    """Random weights. Each tensor depends on the seed and its name alone: fewer layers give the same first layers, and the parts of
+    all ranks the same whole. So of a part, the whole tensor is made first."""
 
     config: ModelConfig
     seed: int
 
-    def read(self, name: str) -> "torch.Tensor":
+    def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         import torch
 
         digest = hashlib.sha256(f"{self.seed}:{name}".encode()).digest()
@@ -263,7 +274,7 @@ class DummyWeights:
         values = torch.randn(tensor_shapes(self.config)[name], generator=generator) * DUMMY_STD
         if name.endswith("norm.weight"):
             values += 1
-        return values.to(getattr(torch, self.config.dtype))
+        return values[index].to(getattr(torch, self.config.dtype))
 
 
 def _check_shapes(where: str, config: ModelConfig, found: Mapping[str, Shape], spelled: Callable[[str], str]) -> None:

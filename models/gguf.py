@@ -41,6 +41,7 @@ MAX_ENTRIES = 2**16  # metadata keys; tensors
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 2**40  # of one tensor
 MAX_ALIGNMENT = 2**16
+ALL = slice(None)  # of the rows, or of the columns
 CHUNK_ELEMENTS = 2**20  # dequantized at a time: the library's copies stay small beside the result
 
 
@@ -116,8 +117,10 @@ class GGUFFile:
     tensors: Mapping[str, GGUFTensor]
     num_bytes: int  # of the whole file
 
-    def dequantize(self, name: str) -> "np.ndarray":
-        """float32 in the tensor's shape, freshly allocated.
+    def dequantize(self, name: str, index: tuple[slice, ...] = ()) -> "np.ndarray":
+        """float32 in the tensor's shape, freshly allocated; or the part at `index`, of a vector or a matrix.
+
+        Rows outside it are not decoded. Of those inside, columns are cut out a few rows at a time: blocks run along rows.
 
         Raises ModelError if the file's size changed since it was described, if the installed gguf package cannot decode
         the type, or if a value is not finite: a damaged block would otherwise surface as NaN logits of every request.
@@ -130,30 +133,31 @@ class GGUFFile:
         row = tensor.shape[-1]
         num_rows = math.prod(tensor.shape[:-1])
         row_bytes = row // kind.block * kind.num_bytes
-        stored = self._rows(tensor, num_rows, row_bytes)
-        result = np.empty((num_rows, row), np.float32)
+        rows, columns = ((ALL,) * (len(tensor.shape) == 1) + index + (ALL, ALL))[:2]
+        stored = self._rows(tensor, num_rows, row_bytes)[rows]
+        result = np.empty((len(stored), len(range(row)[columns])), np.float32)
         step = max(1, CHUNK_ELEMENTS // row)
-        for start in range(0, num_rows, step):
-            chunk = result[start : start + step]
+        for start in range(0, len(stored), step):
+            chunk = stored[start : start + step]
             try:
                 with np.errstate(all="ignore"):  # what is not finite is reported below, once and by name
-                    values = gguf.quants.dequantize(
-                        stored[start : start + step], gguf.GGMLQuantizationType(tensor.type_id)
-                    )
+                    values = gguf.quants.dequantize(chunk, gguf.GGMLQuantizationType(tensor.type_id))
             except (NotImplementedError, ValueError) as error:
                 raise ModelError(
                     f"{self.path.name}: tensor '{name}' is stored as {kind.name}, which the installed gguf package"
                     f" cannot decode ({error}); upgrade gguf."
                 ) from error
-            if values.shape != chunk.shape:
+            if values.shape != (len(chunk), row):
                 raise ModelError(
-                    f"{self.path.name}: tensor '{name}' decodes to the shape {values.shape}, expected {chunk.shape}."
+                    f"{self.path.name}: tensor '{name}' decodes to the shape {values.shape}, expected {(len(chunk), row)}."
                 )
             if not np.isfinite(values).all():
                 raise ModelError(
                     f"{self.path.name}: tensor '{name}' holds a value that is not finite; the file is damaged."
                 )
-            chunk[:] = values
+            result[start : start + step] = values[:, columns]
+        if index:
+            return result if len(tensor.shape) == 2 else result[0]
         return result.reshape(tensor.shape)
 
     def _rows(self, tensor: GGUFTensor, num_rows: int, row_bytes: int) -> "np.ndarray":

@@ -1,7 +1,8 @@
 """The parts that decoder-only models are made of, over the kernel interface: linear layers, RoPE table, attention, gated MLP.
 
 A part is made from a config and a `Loader`, which hands it its weights by Hugging Face's names, and works on the `Activations` of
-a step. It knows no requests and no scheduler.
+a step. It knows no requests and no scheduler. Where several ranks hold a model together, config and weights are those of this rank's
+part (split.py), and a part that ends in a sum over inputs adds the others' to its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +12,16 @@ import torch
 from torch import Tensor
 
 from trunkline.errors import ModelError
+from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.interface import Batch, Kernels, KvPages, PackedLinear
 from trunkline.models.config import ModelConfig
+from trunkline.models.split import Split
 
 ROPE_POSITIONS = 4096  # of the table to begin with
 
 
 class Loader:
-    """Gives parts their weights, in the form the kernels want them.
+    """Gives parts their weights, in the form and on the device that the kernels want them.
 
     loader = Loader(checkpoint.tensors(), kernels, torch.float16)
     norm = loader.vector("model.norm.weight")
@@ -28,26 +31,39 @@ class Loader:
     Tensors are read as they are asked for, and one that comes too early is kept until then: a model that asks in about the order of
     its checkpoint never holds more than a few of them beside the packed weights. Raises ModelError for a tensor that is missing,
     left over, or not representable.
+
+    collectives  the ranks that hold the model; `split` is the part of this one, and of `tensors`
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Tensor]], kernels: Kernels, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[tuple[str, Tensor]],
+        kernels: Kernels,
+        dtype: torch.dtype,
+        collectives: Collectives = ALONE,
+    ) -> None:
         self.kernels = kernels
+        self.collectives = collectives
+        self.split = Split(collectives.rank, collectives.size)
         self._dtype = dtype
         self._tensors = iter(tensors)
         self._early: dict[str, Tensor] = {}
 
     def vector(self, name: str) -> Tensor:
         """[N], in the dtype of activations."""
-        return self._take(name).to(self.kernels.activation_dtype, copy=True)
+        return self._take(name).to(self.kernels.device, self.kernels.activation_dtype, copy=True)
 
-    def matrix(self, name: str) -> PackedLinear:
-        """[N, K], packed."""
-        return self.kernels.pack_linear([self._storable(name)], self._dtype)
+    def matrix(self, name: str, rows: int = 0) -> PackedLinear:
+        """[N, K], packed; zeros are added if there are fewer than `rows`."""
+        weights = [self._storable(name)]
+        if (missing := rows - len(weights[0])) > 0:
+            weights.append(weights[0].new_zeros(missing, weights[0].shape[1]))
+        return self.kernels.pack_linear(weights, self._dtype)
 
     def linear(self, modules: Sequence[str], *, bias: bool) -> "Linear":
         """Linear layers of the same input, as one; `modules` are names without ".weight" and ".bias"."""
         weights = [self._storable(f"{module}.weight") for module in modules]
-        biases = [self.vector(f"{module}.bias") for module in modules] if bias else []
+        biases = [self.vector(name) for module in modules if bias and self.split.holds(name := f"{module}.bias")]
         return Linear(
             self.kernels, self.kernels.pack_linear(weights, self._dtype), torch.cat(biases) if biases else None
         )
@@ -70,6 +86,8 @@ class Loader:
 
     def _storable(self, name: str) -> Tensor:
         tensor = self._take(name)
+        if not tensor.numel():
+            return tensor.to(self.kernels.device)
         low, high = (float(extreme) for extreme in tensor.aminmax())
         largest, limit = max(-low, high), torch.finfo(self._dtype).max
         if not largest <= limit:  # also if it is NaN
@@ -77,7 +95,7 @@ class Loader:
             raise ModelError(
                 f"The tensor '{name}' holds {largest:g}; {dtype} reaches to {limit:g}. Try another --dtype."
             )
-        return tensor
+        return tensor.to(self.kernels.device)
 
 
 @dataclass(slots=True)
@@ -102,11 +120,13 @@ class Activations:
     gated: Tensor
 
     @classmethod
-    def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype) -> "Activations":
+    def allocate(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> "Activations":
         H, I = config.hidden_size, config.intermediate_size
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         widths = (H, H, H, queries + 2 * keys, queries, 2 * I, I)
-        return cls(*(torch.empty(rows, width, dtype=dtype) for width in widths))
+        return cls(
+            *(torch.zeros(rows, width, dtype=dtype, device=device) for width in widths)
+        )  # padded rows are computed, too
 
     def cut(self, rows: int) -> "Activations":
         """The same memory, the first `rows` rows."""
@@ -126,22 +146,24 @@ class Linear:
 
 
 class RopeTable:
-    """Cosines and sines of positions 0, 1, …, computed in float64, kept in float32.
+    """Cosines and sines of positions 0, 1, …, computed in float64, kept in float32 on the device.
 
     .upto(n)   float32 [≥ n, D]: D/2 cosines, then D/2 sines; grown by doubling, so a short chat on a long model pays for a short table
+    .table     what there is by now: at first ROPE_POSITIONS, or the model's length if that is less
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, device: torch.device | None = None) -> None:
         self._frequencies = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float64)
         self._longest = config.max_position_embeddings
-        self._table = torch.empty(0, config.head_dim)
+        self.table = torch.empty(0, config.head_dim, device=device)
+        self.upto(1)
 
     def upto(self, positions: int) -> Tensor:
-        if positions > len(self._table):
-            grown = max(min(2 * len(self._table), self._longest), min(ROPE_POSITIONS, self._longest), positions)
+        if positions > len(self.table):
+            grown = max(min(2 * len(self.table), self._longest), min(ROPE_POSITIONS, self._longest), positions)
             angles = torch.arange(grown, dtype=torch.float64)[:, None] * self._frequencies
-            self._table = torch.cat([angles.cos(), angles.sin()], dim=1).float()
-        return self._table
+            self.table = torch.cat([angles.cos(), angles.sin()], dim=1).float().to(self.table.device)
+        return self.table
 
 
 class Attention:
@@ -149,6 +171,7 @@ class Attention:
 
     def __init__(self, config: ModelConfig, loader: Loader, prefix: str) -> None:
         self._kernels = loader.kernels
+        self._collectives = loader.collectives
         self._scale = config.head_dim**-0.5
         self._qkv = loader.linear([f"{prefix}.{name}_proj" for name in "qkv"], bias=config.attention_bias)
         self._o = loader.linear([f"{prefix}.o_proj"], bias=config.attention_bias)
@@ -158,6 +181,7 @@ class Attention:
         self._kernels.rotate_and_store(a.qkv, rope, batch, kv, layer)
         self._kernels.attention(a.qkv, batch, kv, layer, self._scale, out=a.attended)
         self._o(a.attended, out=a.branch)
+        self._collectives.all_reduce(a.branch)
 
 
 class GatedMLP:
@@ -165,6 +189,7 @@ class GatedMLP:
 
     def __init__(self, config: ModelConfig, loader: Loader, prefix: str) -> None:
         self._kernels = loader.kernels
+        self._collectives = loader.collectives
         self._gate_up = loader.linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], bias=config.mlp_bias)
         self._down = loader.linear([f"{prefix}.down_proj"], bias=config.mlp_bias)
 
@@ -172,3 +197,4 @@ class GatedMLP:
         self._gate_up(a.normed, out=a.gate_up)
         self._kernels.gated_mul(a.gate_up, "silu", out=a.gated)
         self._down(a.gated, out=a.branch)
+        self._collectives.all_reduce(a.branch)

@@ -33,40 +33,60 @@ class LlamaBlock:
 
 
 class LlamaModel:
-    """The whole model. Raises ModelError if the checkpoint's tensors are not exactly its own."""
+    """The whole model. Raises ModelError if the checkpoint's tensors are not exactly its own.
+
+    A step allocates nothing but its logits and waits for nothing, so that it can become a CUDA graph. Such a graph keeps the addresses
+    of what it was captured with: let `grow_rope` and `grow_activations` make room for the largest step before.
+
+    config  of what this rank computes: heads and MLP are its part of the model's, if several ranks hold it together
+    """
 
     def __init__(self, config: ModelConfig, loader: Loader) -> None:
-        self.config = config
-        self._kernels = loader.kernels
-        self._rope = RopeTable(config)
-        self._embedding = loader.matrix("model.embed_tokens.weight")
+        kernels, split = loader.kernels, loader.split
+        split.check(config)
+        self.config = config = split.config(config)
+        self._kernels = kernels
+        self._collectives = loader.collectives
+        self._rope = RopeTable(config, kernels.device)
+        self._first_id, rows = split.first_id(config), split.vocab_rows(config)
+        self._embedding = loader.matrix("model.embed_tokens.weight", rows)
         self._blocks = [LlamaBlock(config, loader, layer) for layer in range(config.num_layers)]
         self._norm = loader.vector("model.norm.weight")
-        self._head = self._embedding if config.tie_word_embeddings else loader.matrix("lm_head.weight")
+        self._head = self._embedding if config.tie_word_embeddings else loader.matrix("lm_head.weight", rows)
         loader.finish()
-        self._activations = Activations.allocate(config, 1, self._kernels.activation_dtype)
+        self._activations = Activations.allocate(config, 1, kernels.activation_dtype, kernels.device)
+
+    def grow_rope(self, positions: int) -> None:
+        """Make sure that positions 0 … `positions` - 1 can be computed; to begin with, those of layers.ROPE_POSITIONS can."""
+        self._rope.upto(positions)
+
+    def grow_activations(self, rows: int) -> None:
+        """Make room for steps of so many rows. `forward` does so too, if it must."""
+        if rows > len(self._activations.hidden):
+            kernels = self._kernels
+            self._activations = Activations.allocate(self.config, rows, kernels.activation_dtype, kernels.device)
 
     def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor) -> Tensor:
-        """Logits [L, V] of the `wanted` rows, int64 [L]; writes the keys and values of all T rows into their pages.
+        """Logits [L, V] of the `wanted` rows, int64 [L], on every rank; writes the keys and values of all T rows into their pages.
 
-        ids   int32 [T], each 0 … V-1
+        ids     int32 [T], each 0 … V-1
+        batch   after `Kernels.prepare`; its positions must be within what `grow_rope` was told of
         """
-        a = self._cut_activations(len(ids))
-        rope = self._rope.upto(int(batch.context_len.max()))
+        self.grow_activations(len(ids))
+        a = self._activations.cut(len(ids))
         a.hidden.zero_()
-        self._kernels.embed(ids, self._embedding, out=a.branch)
+        self._kernels.embed(ids, self._embedding, out=a.branch, first_id=self._first_id)
+        self._collectives.all_reduce(a.branch)
         for block in self._blocks:
-            block(a, rope, batch, kv)
+            block(a, self._rope.table, batch, kv)
         return self._logits(a.hidden[wanted] + a.branch[wanted])
 
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = torch.empty_like(hidden)
-        logits = hidden.new_empty(len(hidden), self.config.vocab_size)
+        logits = hidden.new_empty(len(hidden), self._head.n, dtype=torch.promote_types(hidden.dtype, torch.float32))
         self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps, out=normed)
         self._kernels.linear(normed, self._head, out=logits)
-        return logits
-
-    def _cut_activations(self, rows: int) -> Activations:
-        if rows > len(self._activations.hidden):
-            self._activations = Activations.allocate(self.config, rows, self._kernels.activation_dtype)
-        return self._activations.cut(rows)
+        if self._collectives.size == 1:
+            return logits
+        parts = self._collectives.all_gather(logits)  # [ranks, L, rows of each]; behind the vocabulary are zeros
+        return parts.transpose(0, 1).flatten(1)[:, : self.config.vocab_size].contiguous()

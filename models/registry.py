@@ -22,6 +22,12 @@ class Model(Protocol):
     def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor") -> "Tensor":
         """See llama.LlamaModel.forward."""
 
+    def grow_rope(self, positions: int) -> None:
+        """See llama.LlamaModel.grow_rope."""
+
+    def grow_activations(self, rows: int) -> None:
+        """See llama.LlamaModel.grow_activations."""
+
 
 def model_class(architecture: str) -> Any:
     """The class of `architecture`. Raises ModelError if there is none."""

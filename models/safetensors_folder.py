@@ -3,6 +3,7 @@
     weights = read_safetensors(Path("SmolLM2-135M"))   # headers only: milliseconds, whatever the size
     weights.tensors["lm_head.weight"]                  # StoredTensor(file="model.safetensors", dtype="BF16", shape=…)
     weights.read("lm_head.weight")                     # a torch tensor
+    weights.read("lm_head.weight", (slice(0, 100),))   # its first 100 rows: no more of it is read
 
 A file is the length of the header (u64, little-endian), the header (JSON: name -> dtype, shape, data_offsets), and the
 data, which the offsets tile without gaps.                              https://huggingface.co/docs/safetensors
@@ -59,17 +60,22 @@ class SafetensorsFolder:
     folder: Path
     tensors: Mapping[str, StoredTensor]
 
-    def read(self, name: str) -> "torch.Tensor":
-        """The tensor in its own dtype, mapped from the file. Raises ModelError if a value is not finite."""
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> "torch.Tensor":
+        """The tensor, or the part of it at `index`, in its own dtype; the whole one is mapped from the file.
+
+        Raises ModelError if a value is not finite.
+        """
         import safetensors
         import torch
 
         path = self.folder / self.tensors[name].file
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                tensor = file.get_tensor(name)
+                tensor = file.get_slice(name)[index] if index else file.get_tensor(name)
         except (safetensors.SafetensorError, OSError) as error:
             raise ModelError(f"{path}: tensor '{name}' cannot be read: {error}.") from error
+        if not tensor.numel():
+            return tensor
         lowest, highest = torch.aminmax(tensor)  # passes NaN on, and copies nothing
         if not (torch.isfinite(lowest) and torch.isfinite(highest)):
             raise ModelError(f"{path}: tensor '{name}' holds a value that is not finite.")

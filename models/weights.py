@@ -83,15 +83,13 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     )
 
 
-def rotary_heads(name: str, config: ModelConfig) -> int | None:
-    """Number of heads if the rows of `name` are turned by RoPE, that is q's and k's weights and biases; else None."""
-    if ".q_proj." in name:
-        return config.num_heads
-    return config.num_kv_heads if ".k_proj." in name else None
+def is_rotary(name: str) -> bool:
+    """True if the rows of `name` are turned by RoPE, that is q's and k's weights and biases."""
+    return ".q_proj." in name or ".k_proj." in name
 
 
 def unpermute(values: "np.ndarray", num_heads: int) -> "np.ndarray":
-    """Rows of q or k from GGUF's order into Hugging Face's: [num_heads * head_dim, …] in and out, contiguous.
+    """Rows of q or k, or of some of their heads, from GGUF's order into Hugging Face's: [num_heads * head_dim, …] in and out, contiguous.
 
     RoPE turns pairs of rows of a head. In llama-type GGUF files the two rows of pair i are neighbours, 2i and 2i+1; in
     Hugging Face's order they are i and i + head_dim/2.

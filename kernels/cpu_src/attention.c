@@ -1,7 +1,8 @@
 /* Causal attention of a ragged batch of queries over paged keys and values.
  *
  * Request r has query_len = query_start[r+1] - query_start[r] rows, the last of which sees all context_len[r] tokens,
- * the one before it one token less, and so on. Decoding is query_len = 1. One layer's pages are
+ * the one before it one token less, and so on; with a window, only the newest `window` of these. Decoding is
+ * query_len = 1. One layer's pages are
  *
  *     keys   [pages, kv_heads, D, page_size]      the scores of eight neighbouring tokens fill one vector
  *     values [pages, kv_heads, page_size, D]
@@ -12,263 +13,157 @@
  *
  * and the splits are folded together in order, left to right. Within a split a query's sums run over the tokens in
  * order. So the result of a query depends on its own context alone: not on its neighbours, nor on how the prompt was
- * cut into chunks, nor on threads. What differs is only how much work shares one load of K and V: the heads of a group,
- * and the rows of a tile.
+ * cut into chunks, nor on threads. What differs is only how much work shares one load of K and V:
  *
- *     tile      up to TILE_QUERIES queries: neighbouring rows of a request, by the query heads that share one kv head
- *     block     up to 6 of them, whose sums live in registers while a page streams by
+ *     tile      up to TILE_QUERIES queries: neighbouring rows of a request, or of requests that share a prefix, by the
+ *               query heads that share one kv head
+ *     stretch   those of a tile's rows, one after the other, that read the same pages of a split
+ *     block     up to 6 queries of a stretch (attention_block.h)
  *
- * Slots after the last token are never read into the arithmetic: their scores are replaced by -infinity, their values
- * skipped.
+ * Requests are taken in an order that makes those neighbours that share much (cpu.py, `prepare`). Four of them that decode,
+ * as one tile; letters name what is shared, a dot is a split that one request alone reads:
+ *
+ *     split   0 1 2 3 4
+ *     r0      a a b . .       split 0: one stretch, r0 to r3
+ *     r1      a a b .         split 2: two stretches, r0 and r1, r2 and r3
+ *     r2      a a c . .       split 4: two stretches, r0, r2
+ *     r3      a a c .
  */
 #include <stdlib.h>
 
+#include "attention_block.h"
 #include "pool.h"
-#include "vector.h"
 
-enum { SPLIT = 512, TILE_QUERIES = 24, BLOCK = 6 };
+enum { TILE_QUERIES = 48 };
 
+/* What the results of splits may take until they are folded. */
+#ifndef PARTIAL_BYTES
+#define PARTIAL_BYTES (8 << 20)
+#endif
+
+struct row {
+    int request, t, position; /* t: among all rows of the step */
+};
+
+/* Rows first … first + count - 1, which see nothing before split first_split, nor behind split last_split. */
 struct tile {
-    int request, first_row, rows; /* first_row counts within the request */
+    int first, count, first_split, last_split;
 };
 
 struct attention {
     const float *q; /* row t, head h: q + t * q_stride + h * D */
     size_t q_stride;
-    const void *keys, *values;
+    struct pages pages;
     const int32_t *page_table; /* [requests, pages_per_request] */
     const int32_t *query_start, *context_len;
-    float *out; /* [T, query_heads * D] */
+    const int32_t *order;  /* of the requests; NULL: as they come */
+    const int32_t *labels; /* [requests, label_splits]: of each split; requests with the same label ≥ 0 share it */
+    float *out;            /* [T, query_heads * D] */
     float scale;
-    int requests, pages_per_request, kv_heads, group, D, page_size, format;
+    int requests, pages_per_request, label_splits, group, window;
 
+    const struct row *rows;
     const struct tile *tiles;
-    int tile_count, tile_queries, max_splits;
-    float *partials; /* with parallel splits: one struct softmax of every (tile, kv head, split) */
-};
+    int tile_count, tile_queries, first_split, last_split;
 
-/* The running state of a tile's queries. `o` is [queries, D]. */
-struct softmax {
-    float *m, *l, *o;
+    /* With parallel splits: of every (tile, kv head), what is folded so far, and `wave` splits from `wave_start` on. */
+    float *partials;
+    int wave, wave_start;
 };
 
 /* What one thread works with. */
 struct desk {
     float *q;      /* [queries, D], scaled */
-    float *scores; /* [queries, SPLIT] */
-    int *limit;    /* tokens of the split that each query sees */
+    float *scores; /* [BLOCK, SPLIT] */
+    struct range *sees;
     struct softmax split, total;
 };
 
-static size_t softmax_floats(const struct attention *job) { return (size_t)job->tile_queries * (job->D + 2); }
+static size_t softmax_floats(const struct attention *job) { return (size_t)job->tile_queries * (job->pages.D + 2); }
 
 static struct softmax lay_softmax(const struct attention *job, float *at) {
     return (struct softmax){at, at + job->tile_queries, at + 2 * job->tile_queries};
 }
 
 static size_t desk_bytes(const struct attention *job) {
-    size_t floats = (size_t)job->tile_queries * (job->D + SPLIT) + 2 * softmax_floats(job);
-    return floats * sizeof(float) + job->tile_queries * sizeof(int);
+    size_t D = job->pages.D, queries = job->tile_queries;
+    size_t floats = queries * D + BLOCK * SPLIT + 2 * softmax_floats(job);
+    return floats * sizeof(float) + queries * sizeof(struct range);
 }
 
 static struct desk lay_desk(const struct attention *job, void *scratch) {
-    float *q = scratch, *scores = q + (size_t)job->tile_queries * job->D;
-    float *split = scores + (size_t)job->tile_queries * SPLIT, *total = split + softmax_floats(job);
-    int *limit = (int *)(total + softmax_floats(job));
-    return (struct desk){q, scores, limit, lay_softmax(job, split), lay_softmax(job, total)};
+    size_t D = job->pages.D, queries = job->tile_queries;
+    float *q = scratch, *scores = q + queries * D, *split = scores + BLOCK * SPLIT, *total = split + softmax_floats(job);
+    struct range *sees = (struct range *)(total + softmax_floats(job));
+    return (struct desk){q, scores, sees, lay_softmax(job, split), lay_softmax(job, total)};
 }
 
-/* The tokens that a tile works on now: those of one split, of one request, for one kv head. */
-struct run {
-    const int32_t *pages; /* of the request */
-    int head, start;      /* position of the split's first token */
-};
-
-/* First element of the page that holds the run's token number `token`; keys and values have pages of the same size. */
-INLINE size_t page_start(const struct attention *job, const struct run *run, int token) {
-    size_t page = run->pages[(run->start + token) / job->page_size];
-    return (page * job->kv_heads + run->head) * job->D * job->page_size;
+/* Position of the first token that a row sees. */
+static int first_token(const struct attention *job, struct row row) {
+    return job->window > 0 && row.position >= job->window ? row.position + 1 - job->window : 0;
 }
 
-/* Pages lie anywhere, so the machine's own prefetcher stops at the end of each: whoever reads a page fetches the next
- * by hand. */
-INLINE void prefetch(const int format, const void *pages, size_t index) {
-    __builtin_prefetch((const char *)pages + index * format_bytes(format));
+static int sees_split(const struct attention *job, struct row row, int split) {
+    return row.position >= split * SPLIT && first_token(job, row) < (split + 1) * SPLIT;
 }
 
-/* scores[i] of 8 * octets tokens for `count` queries; `ahead` is where the same tokens of the next page begin.
- * Inlined once for every constant (count, octets, format). */
-INLINE void score_tokens(const int count, const int octets, const int format, const struct attention *job,
-                         const float *q, size_t first, size_t ahead, float *scores) {
-    const int D = job->D, page_size = job->page_size;
-    f32x8 sum[BLOCK][2];
-    UNROLL for (int i = 0; i < count; i++) sum[i][0] = sum[i][1] = splat(0);
-    for (int d = 0; d < D; d++) {
-        size_t row = (size_t)d * page_size;
-        prefetch(format, job->keys, ahead + row);
-        f32x8 low = load_stored(format, job->keys, first + row), high = low;
-        if (octets == 2) high = load_stored(format, job->keys, first + row + 8);
-        UNROLL for (int i = 0; i < count; i++) {
-            f32x8 value = splat(q[i * D + d]);
-            sum[i][0] = fma8(value, low, sum[i][0]);
-            if (octets == 2) sum[i][1] = fma8(value, high, sum[i][1]);
-        }
-    }
-    UNROLL for (int i = 0; i < count; i++) {
-        store(scores + (size_t)i * SPLIT, sum[i][0]);
-        if (octets == 2) store(scores + (size_t)i * SPLIT + 8, sum[i][1]);
-    }
-}
-
-/* Scores of the first `tokens` tokens (rounded up to eight) of a run. */
-INLINE void score_run(const int count, const int format, const struct attention *job, const struct run *run, int tokens,
-                      const float *q, float *scores) {
-    for (int token = 0; token < tokens; token += job->page_size) {
-        int here = tokens - token < job->page_size ? tokens - token : job->page_size;
-        size_t first = page_start(job, run, token);
-        size_t ahead = token + here < tokens ? page_start(job, run, token + here) : first;
-        for (int i = 0; i < here; i += 16) {
-            if (here - i > 8) score_tokens(count, 2, format, job, q, first + i, ahead + i, scores + token + i);
-            else score_tokens(count, 1, format, job, q, first + i, ahead + i, scores + token + i);
-        }
-    }
-}
-
-/* scores -> exp(score - m) for the first `limit` tokens, 0 for the rest up to `tokens`. */
-static void exponentiate(float *scores, int limit, int tokens, float *m, float *l) {
-    int rounded = (limit + 7) / 8 * 8;
-    for (int i = limit; i < rounded; i++) scores[i] = -__builtin_inff();
-    f32x8 largest = load(scores);
-    for (int i = 8; i < rounded; i += 8) largest = max8(load(scores + i), largest);
-    *m = horizontal_max(largest);
-    f32x8 sum = splat(0);
-    for (int i = 0; i < rounded; i += 8) {
-        f32x8 weight = exp8(load(scores + i) - splat(*m));
-        store(scores + i, weight);
-        sum = sum + weight;
-    }
-    *l = horizontal_sum(sum);
-    for (int i = rounded; i < tokens; i++) scores[i] = 0;
-}
-
-/* sum[i] += weight * value for one token; whichever are fewer, the weights or the values, are held in registers. */
-INLINE void weigh_token(const int count, const int octets, const int format, const void *values, size_t first,
-                        const float *weight, f32x8 sum[BLOCK][4]) {
-    f32x8 held[BLOCK];
-    if (count < octets) {
-        UNROLL for (int i = 0; i < count; i++) held[i] = splat(weight[(size_t)i * SPLIT]);
-        UNROLL for (int octet = 0; octet < octets; octet++) {
-            f32x8 value = load_stored(format, values, first + 8 * octet);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], value, sum[i][octet]);
-        }
-    } else {
-        UNROLL for (int octet = 0; octet < octets; octet++)
-            held[octet] = load_stored(format, values, first + 8 * octet);
-        UNROLL for (int i = 0; i < count; i++) {
-            f32x8 same = splat(weight[(size_t)i * SPLIT]);
-            UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = fma8(same, held[octet], sum[i][octet]);
-        }
-    }
-}
-
-/* o[i][d … d + 8 * octets - 1] = sum over tokens of weight * value. Inlined once for every constant (count, octets,
- * format). */
-INLINE void weigh_values(const int count, const int octets, const int format, const struct attention *job,
-                         const struct run *run, int tokens, int d, const float *weights, float *o) {
-    const int D = job->D;
-    f32x8 sum[BLOCK][4];
-    UNROLL for (int i = 0; i < count; i++) UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = splat(0);
-    for (int token = 0; token < tokens; token += job->page_size) {
-        int here = tokens - token < job->page_size ? tokens - token : job->page_size;
-        size_t first = page_start(job, run, token) + d;
-        size_t ahead = token + here < tokens ? page_start(job, run, token + here) + d : first;
-        for (int t = 0; t < here; t++) {
-            size_t row = (size_t)t * D;
-            prefetch(format, job->values, ahead + row);
-            if (format == FLOAT32 && octets == 4) prefetch(format, job->values, ahead + row + 16);
-            weigh_token(count, octets, format, job->values, first + row, weights + token + t, sum);
-        }
-    }
-    UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int octet = 0; octet < octets; octet++) store(o + (size_t)i * D + d + 8 * octet, sum[i][octet]);
-}
-
-INLINE void weigh_run(const int count, const int format, const struct attention *job, const struct run *run, int tokens,
-                      const float *weights, float *o) {
-    const int octets = count <= 3 ? 4 : 2; /* vectors of D at a time, as many sums as registers allow */
-    int d = 0;
-    for (; d + 8 * octets <= job->D; d += 8 * octets)
-        weigh_values(count, octets, format, job, run, tokens, d, weights, o);
-    for (; d < job->D; d += 8) weigh_values(count, 1, format, job, run, tokens, d, weights, o);
-}
-
-/* A block of `count` queries over a run, of which query i sees the first limit[i] tokens. Where that is none, its result
- * is nonsense and never looked at. */
-INLINE void attend_block(const int count, const int format, const struct attention *job, const struct run *run,
-                         const int *limit, const float *q, float *scores, struct softmax result) {
-    int tokens = limit[count - 1]; /* a later query sees at least as much */
-    if (tokens <= 0) return;
-    score_run(count, format, job, run, tokens, q, scores);
-    for (int i = 0; i < count; i++)
-        if (limit[i] > 0) exponentiate(scores + (size_t)i * SPLIT, limit[i], tokens, result.m + i, result.l + i);
-    weigh_run(count, format, job, run, tokens, scores, result.o);
-}
-
-INLINE void attend_blocks(const int format, const struct attention *job, const struct run *run, int queries,
-                          const struct desk *desk, struct softmax result) {
-    for (int first = 0; first < queries; first += BLOCK) {
-        struct softmax part = {result.m + first, result.l + first, result.o + (size_t)first * job->D};
-        float *q = desk->q + (size_t)first * job->D, *scores = desk->scores + (size_t)first * SPLIT;
-        switch (queries - first) {
-#define BLOCK_OF(COUNT) attend_block(COUNT, format, job, run, desk->limit + first, q, scores, part); break
-            case 1: BLOCK_OF(1);
-            case 2: BLOCK_OF(2);
-            case 3: BLOCK_OF(3);
-            case 4: BLOCK_OF(4);
-            case 5: BLOCK_OF(5);
-            default: BLOCK_OF(6);
-#undef BLOCK_OF
-        }
-    }
-}
-
-/* Position of the tile's first row. */
-static int tile_position(const struct attention *job, const struct tile *tile) {
-    int query_len = job->query_start[tile->request + 1] - job->query_start[tile->request];
-    return job->context_len[tile->request] - query_len + tile->first_row;
+static int same_pages(const struct attention *job, int request, int other, int split) {
+    if (request == other) return 1;
+    if (split >= job->label_splits) return 0;
+    int32_t label = job->labels[(size_t)request * job->label_splits + split];
+    return label >= 0 && label == job->labels[(size_t)other * job->label_splits + split];
 }
 
 static void collect_queries(const struct attention *job, const struct tile *tile, int head, float *q) {
-    int floats = job->group * job->D;
-    for (int row = 0; row < tile->rows; row++) {
-        size_t t = job->query_start[tile->request] + tile->first_row + row;
-        const float *from = job->q + t * job->q_stride + (size_t)head * floats;
-        for (int i = 0; i < floats; i++) q[(size_t)row * floats + i] = from[i] * job->scale;
+    int floats = job->group * job->pages.D;
+    for (int i = 0; i < tile->count; i++) {
+        const float *from = job->q + job->rows[tile->first + i].t * job->q_stride + (size_t)head * floats;
+        for (int k = 0; k < floats; k++) q[(size_t)i * floats + k] = from[k] * job->scale;
     }
 }
 
-/* The queries of a tile over split number `split`. Queries that see nothing of it are left out: limit <= 0. */
+/* Rows `first` to `end` - 1 of a tile, which all see something of the split, in the same pages. */
+static void attend_stretch(const struct attention *job, const struct tile *tile, int head, int split, int first, int end,
+                           const struct desk *desk, struct softmax result) {
+    const struct row *rows = job->rows + tile->first;
+    struct source source = {job->page_table + (size_t)rows[first].request * job->pages_per_request, head, split * SPLIT};
+    for (int row = first; row < end; row++) {
+        int from = first_token(job, rows[row]) - source.start, limit = rows[row].position + 1 - source.start;
+        struct range sees = {from > 0 ? from : 0, limit < SPLIT ? limit : SPLIT};
+        for (int i = 0; i < job->group; i++) desk->sees[(row - first) * job->group + i] = sees;
+    }
+    int skipped = first * job->group, queries = (end - first) * job->group;
+    const float *q = desk->q + (size_t)skipped * job->pages.D;
+    struct softmax part = {result.m + skipped, result.l + skipped, result.o + (size_t)skipped * job->pages.D};
+    if (job->pages.format == FLOAT32)
+        attend_blocks(FLOAT32, &job->pages, &source, queries, desk->sees, q, desk->scores, part);
+    else attend_blocks(FLOAT16, &job->pages, &source, queries, desk->sees, q, desk->scores, part);
+}
+
+/* The queries of a tile over one split. */
 static void attend_split(const struct attention *job, const struct tile *tile, int head, int split,
                          const struct desk *desk, struct softmax result) {
-    const struct run run = {job->page_table + (size_t)tile->request * job->pages_per_request, head, split * SPLIT};
-    int position = tile_position(job, tile);
-    for (int row = 0; row < tile->rows; row++) {
-        int sees = position + row + 1 - run.start;
-        for (int i = 0; i < job->group; i++) desk->limit[row * job->group + i] = sees < SPLIT ? sees : SPLIT;
+    const struct row *rows = job->rows + tile->first;
+    for (int first = 0, end; first < tile->count; first = end) {
+        end = first + 1;
+        if (!sees_split(job, rows[first], split)) continue;
+        while (end < tile->count && sees_split(job, rows[end], split) &&
+               same_pages(job, rows[first].request, rows[end].request, split))
+            end++;
+        attend_stretch(job, tile, head, split, first, end, desk, result);
     }
-    if (job->format == FLOAT32) attend_blocks(FLOAT32, job, &run, tile->rows * job->group, desk, result);
-    else attend_blocks(FLOAT16, job, &run, tile->rows * job->group, desk, result);
 }
 
 /* total <- total followed by split, for the queries that see something of it. */
 static void fold_split(const struct attention *job, const struct tile *tile, int split, struct softmax part,
                        struct softmax total) {
-    const int D = job->D, first_sees = tile_position(job, tile) + 1 - split * SPLIT;
-    for (int i = 0; i < tile->rows * job->group; i++) {
-        if (first_sees + i / job->group <= 0) continue;
+    const int D = job->pages.D;
+    for (int i = 0; i < tile->count * job->group; i++) {
+        struct row row = job->rows[tile->first + i / job->group];
+        if (!sees_split(job, row, split)) continue;
         float *o = total.o + (size_t)i * D;
         const float *added = part.o + (size_t)i * D;
-        if (split == 0) {
+        if (first_token(job, row) >= split * SPLIT) { /* its first split */
             total.m[i] = part.m[i];
             total.l[i] = part.l[i];
             memcpy(o, added, D * sizeof *o);
@@ -283,102 +178,132 @@ static void fold_split(const struct attention *job, const struct tile *tile, int
 }
 
 static void write_out(const struct attention *job, const struct tile *tile, int head, struct softmax total) {
-    const int D = job->D, group = job->group;
-    for (int row = 0; row < tile->rows; row++) {
-        size_t t = job->query_start[tile->request] + tile->first_row + row;
-        for (int i = 0; i < group; i++) {
-            float *out = job->out + (t * job->kv_heads * group + (size_t)head * group + i) * D;
-            const float *o = total.o + (size_t)(row * group + i) * D;
-            float inverse = 1.0f / total.l[row * group + i];
-            for (int d = 0; d < D; d++) out[d] = o[d] * inverse;
-        }
+    const int D = job->pages.D, group = job->group;
+    for (int i = 0; i < tile->count * group; i++) {
+        size_t t = job->rows[tile->first + i / group].t;
+        float *out = job->out + ((t * job->pages.kv_heads + head) * group + i % group) * D;
+        const float *o = total.o + (size_t)i * D;
+        float inverse = 1.0f / total.l[i];
+        for (int d = 0; d < D; d++) out[d] = o[d] * inverse;
     }
-}
-
-static int split_count(const struct attention *job, const struct tile *tile) {
-    return (tile_position(job, tile) + tile->rows + SPLIT - 1) / SPLIT;
 }
 
 /* Plenty of tiles: a task is all splits of one (tile, kv head). */
 static void attend_all_splits(const void *argument, int task, void *scratch) {
     const struct attention *job = argument;
-    const struct tile *tile = job->tiles + task / job->kv_heads;
-    int head = task % job->kv_heads, splits = split_count(job, tile);
+    const struct tile *tile = job->tiles + task / job->pages.kv_heads;
+    int head = task % job->pages.kv_heads;
     struct desk desk = lay_desk(job, scratch);
     collect_queries(job, tile, head, desk.q);
-    for (int split = 0; split < splits; split++) {
+    for (int split = tile->first_split; split <= tile->last_split; split++) {
         attend_split(job, tile, head, split, &desk, desk.split);
         fold_split(job, tile, split, desk.split, desk.total);
     }
     write_out(job, tile, head, desk.total);
 }
 
-/* Few tiles: a task is one split of one (tile, kv head); fold_partials comes after. */
+/* Few tiles: a task is one split of one (tile, kv head), of as many splits at once as there is room for. */
+static struct softmax partial(const struct attention *job, int tile_and_head, int number) {
+    return lay_softmax(job, job->partials + ((size_t)tile_and_head * (job->wave + 1) + number) * softmax_floats(job));
+}
+
 static void attend_one_split(const void *argument, int task, void *scratch) {
     const struct attention *job = argument;
-    int split = task % job->max_splits, head = task / job->max_splits % job->kv_heads;
-    const struct tile *tile = job->tiles + task / job->max_splits / job->kv_heads;
-    if (split >= split_count(job, tile)) return;
+    int number = task % job->wave, split = job->wave_start + number, tile_and_head = task / job->wave;
+    const struct tile *tile = job->tiles + tile_and_head / job->pages.kv_heads;
+    int head = tile_and_head % job->pages.kv_heads;
+    if (split < tile->first_split || split > tile->last_split) return;
     struct desk desk = lay_desk(job, scratch);
     collect_queries(job, tile, head, desk.q);
-    attend_split(job, tile, head, split, &desk, lay_softmax(job, job->partials + task * softmax_floats(job)));
+    attend_split(job, tile, head, split, &desk, partial(job, tile_and_head, 1 + number));
 }
 
-static void fold_partials(const void *argument, int task, void *scratch) {
+static void fold_wave(const void *argument, int task, void *scratch) {
+    (void)scratch;
     const struct attention *job = argument;
-    const struct tile *tile = job->tiles + task / job->kv_heads;
-    struct desk desk = lay_desk(job, scratch);
-    for (int split = 0; split < split_count(job, tile); split++) {
-        float *partial = job->partials + ((size_t)task * job->max_splits + split) * softmax_floats(job);
-        fold_split(job, tile, split, lay_softmax(job, partial), desk.total);
-    }
-    write_out(job, tile, task % job->kv_heads, desk.total);
+    const struct tile *tile = job->tiles + task / job->pages.kv_heads;
+    struct softmax total = partial(job, task, 0);
+    for (int number = 0; number < job->wave; number++)
+        fold_split(job, tile, job->wave_start + number, partial(job, task, 1 + number), total);
+    if (job->wave_start + job->wave > job->last_split) write_out(job, tile, task % job->pages.kv_heads, total);
 }
 
-/* Fills in the job's tiles and what follows from them. Returns them, to be freed; NULL if memory is short. */
-static struct tile *cut_tiles(struct attention *job) {
-    int tile_rows = job->group < TILE_QUERIES ? TILE_QUERIES / job->group : 1, most_rows = 0;
-    struct tile *tiles = malloc((size_t)(job->query_start[job->requests] + 1) * sizeof *tiles);
-    if (tiles == NULL) return NULL;
+static int attend_in_waves(struct pool *pool, struct attention *job) {
+    size_t tasks = (size_t)job->tile_count * job->pages.kv_heads, bytes = tasks * softmax_floats(job) * sizeof(float);
+    int splits = job->last_split + 1 - job->first_split;
+    size_t room = PARTIAL_BYTES / bytes;
+    job->wave = room < 1 ? 1 : room < (size_t)splits ? (int)room : splits;
+    job->partials = malloc((job->wave + 1) * bytes);
+    if (job->partials == NULL) return -1;
+    int failed = 0;
+    for (job->wave_start = job->first_split; job->wave_start <= job->last_split && !failed; job->wave_start += job->wave) {
+        failed = pool_run(pool, tasks * job->wave, attend_one_split, job, desk_bytes(job)) ||
+                 pool_run(pool, tasks, fold_wave, job, 0);
+    }
+    free(job->partials);
+    return failed ? -1 : 0;
+}
+
+static int shares_any(const struct attention *job, int request, int other) {
+    for (int split = 0; split < job->label_splits; split++)
+        if (same_pages(job, request, other, split)) return 1;
+    return 0;
+}
+
+/* Fills in the rows and tiles of the job, and what follows from them. */
+static void cut_tiles(struct attention *job, struct row *rows, struct tile *tiles) {
+    int tile_rows = job->group < TILE_QUERIES ? TILE_QUERIES / job->group : 1, most_rows = 0, row = 0, last = -1;
+    struct tile *tile = NULL;
+    job->rows = rows;
     job->tiles = tiles;
-    for (int request = 0; request < job->requests; request++) {
-        int query_len = job->query_start[request + 1] - job->query_start[request];
-        for (int row = 0; row < query_len; row += tile_rows) {
-            struct tile tile = {request, row, query_len - row < tile_rows ? query_len - row : tile_rows};
-            tiles[job->tile_count++] = tile;
-            if (tile.rows > most_rows) most_rows = tile.rows;
-            if (split_count(job, &tile) > job->max_splits) job->max_splits = split_count(job, &tile);
+    job->first_split = INT32_MAX;
+    for (int i = 0; i < job->requests; i++) {
+        int request = job->order == NULL ? i : job->order[i], first = job->query_start[request];
+        int query_len = job->query_start[request + 1] - first, position = job->context_len[request] - query_len;
+        int joins = tile != NULL && shares_any(job, last, request);
+        for (int t = 0; t < query_len; t++, row++) {
+            rows[row] = (struct row){request, first + t, position + t};
+            int begin = first_token(job, rows[row]) / SPLIT, end = rows[row].position / SPLIT;
+            if ((t == 0 && !joins) || tile->count == tile_rows) {
+                tile = tiles + job->tile_count++;
+                *tile = (struct tile){row, 0, begin, end};
+            }
+            tile->count++;
+            if (begin < tile->first_split) tile->first_split = begin;
+            if (end > tile->last_split) tile->last_split = end;
+            if (tile->count > most_rows) most_rows = tile->count;
+            if (begin < job->first_split) job->first_split = begin;
+            if (end > job->last_split) job->last_split = end;
         }
+        last = request;
     }
     job->tile_queries = most_rows * job->group;
-    return tiles;
 }
 
 static int run_attention(struct pool *pool, struct attention *job) {
-    int tasks = job->tile_count * job->kv_heads;
-    if (job->max_splits == 1 || tasks >= 4 * pool_threads(pool))
+    int tasks = job->tile_count * job->pages.kv_heads, threads = pool_threads(pool);
+    if (threads == 1 || job->first_split == job->last_split || tasks >= 4 * threads)
         return pool_run(pool, tasks, attend_all_splits, job, desk_bytes(job));
-    job->partials = malloc((size_t)tasks * job->max_splits * softmax_floats(job) * sizeof(float));
-    if (job->partials == NULL) return -1;
-    int failed = pool_run(pool, tasks * job->max_splits, attend_one_split, job, desk_bytes(job));
-    if (!failed) failed = pool_run(pool, tasks, fold_partials, job, desk_bytes(job));
-    free(job->partials);
-    return failed;
+    return attend_in_waves(pool, job);
 }
 
 EXPORT int trunkline_attention(struct pool *pool, const float *q, long q_stride, const void *keys, const void *values,
                                const int32_t *page_table, const int32_t *query_start, const int32_t *context_len,
-                               float *out, float scale, int requests, int pages_per_request, int query_heads,
-                               int kv_heads, int head_dim, int page_size, int format) {
+                               const int32_t *order, const int32_t *labels, float *out, float scale, float soft_cap,
+                               int requests, int pages_per_request, int label_splits, int query_heads, int kv_heads,
+                               int head_dim, int page_size, int format, int window) {
     struct attention job = {
-        .q = q, .q_stride = (size_t)q_stride, .keys = keys, .values = values, .page_table = page_table,
-        .query_start = query_start, .context_len = context_len, .out = out, .scale = scale, .requests = requests,
-        .pages_per_request = pages_per_request, .kv_heads = kv_heads, .group = query_heads / kv_heads, .D = head_dim,
-        .page_size = page_size, .format = format,
+        .q = q, .q_stride = (size_t)q_stride,
+        .pages = {keys, values, kv_heads, head_dim, page_size, format, __builtin_ctz(page_size), soft_cap},
+        .page_table = page_table, .query_start = query_start, .context_len = context_len, .order = order,
+        .labels = labels, .out = out, .scale = scale, .requests = requests, .pages_per_request = pages_per_request,
+        .label_splits = label_splits, .group = query_heads / kv_heads, .window = window,
     };
-    struct tile *tiles = cut_tiles(&job);
-    if (tiles == NULL) return -1;
+    size_t T = query_start[requests];
+    struct row *rows = malloc((T + 1) * (sizeof(struct row) + sizeof(struct tile)));
+    if (rows == NULL) return -1;
+    cut_tiles(&job, rows, (struct tile *)(rows + T));
     int failed = run_attention(pool, &job);
-    free(tiles);
+    free(rows);
     return failed;
 }

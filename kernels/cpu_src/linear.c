@@ -176,26 +176,30 @@ EXPORT int trunkline_pack(struct pool *pool, const void *from, void *to, int n, 
     return pool_run(pool, (first + n - 1) / PANEL - first / PANEL + 1, pack_panel, &job, 0);
 }
 
-/* ---- embedding: out[t] = w[ids[t]] ---- */
+/* ---- embedding: out[t] = w[ids[t] - first_id], zeros where there is no such row ---- */
 
 struct embed {
     const int32_t *ids; /* [rows] */
     const void *weights;
     float *out; /* [rows, k] */
-    int k, format;
+    int n, k, first_id, format;
 };
 
 static void embed_row(const void *argument, int row, void *scratch) {
     (void)scratch;
     const struct embed *job = argument;
-    int id = job->ids[row];
+    int id = job->ids[row] - job->first_id;
+    float *out = job->out + (size_t)row * job->k;
+    if (id < 0 || id >= job->n) {
+        memset(out, 0, job->k * sizeof *out);
+        return;
+    }
     size_t first = (size_t)(id / PANEL) * job->k * PANEL + id % PANEL;
-    for (int k = 0; k < job->k; k++)
-        job->out[(size_t)row * job->k + k] = load_one(job->format, job->weights, first + (size_t)k * PANEL);
+    for (int k = 0; k < job->k; k++) out[k] = load_one(job->format, job->weights, first + (size_t)k * PANEL);
 }
 
-EXPORT int trunkline_embed(struct pool *pool, const int32_t *ids, const void *weights, float *out, int rows, int k,
-                           int format) {
-    struct embed job = {ids, weights, out, k, format};
+EXPORT int trunkline_embed(struct pool *pool, const int32_t *ids, const void *weights, float *out, int rows, int n,
+                           int k, int first_id, int format) {
+    struct embed job = {ids, weights, out, n, k, first_id, format};
     return pool_run(pool, rows, embed_row, &job, 0);
 }

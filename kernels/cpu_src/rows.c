@@ -47,6 +47,12 @@ static float mean_square(const float *x, int width) {
     return total / (float)width;
 }
 
+/* `out` may be `x`. */
+static void norm_row(const float *x, const float *weight, float *out, int width, float epsilon) {
+    float scale = 1.0f / sqrtf(mean_square(x, width) + epsilon);
+    for (int i = 0; i < width; i++) out[i] = x[i] * scale * weight[i];
+}
+
 static void norm_task(const void *argument, int task, void *scratch) {
     (void)scratch;
     const struct norm *job = argument;
@@ -58,8 +64,7 @@ static void norm_task(const void *argument, int task, void *scratch) {
             for (int i = 0; i < job->width; i++) residual[i] += x[i];
             x = residual;
         }
-        float scale = 1.0f / sqrtf(mean_square(x, job->width) + job->epsilon);
-        for (int i = 0; i < job->width; i++) out[i] = x[i] * scale * job->weight[i];
+        norm_row(x, job->weight, out, job->width, job->epsilon);
     }
 }
 
@@ -69,7 +74,7 @@ EXPORT int trunkline_norm(struct pool *pool, const float *x, float *residual, co
     return pool_run(pool, job.blocks.tasks, norm_task, &job, 0);
 }
 
-/* ---- rotate q and k in place, write k and v into their page ---- */
+/* ---- q and k: the norm of each head (if it has weights), rotated in place; k and v written into their page ---- */
 
 struct rotate {
     struct blocks blocks;
@@ -77,7 +82,9 @@ struct rotate {
     const float *table;    /* [positions, rotary]: cosines of rotary / 2 frequencies, then their sines */
     const int32_t *positions; /* [T] */
     const int32_t *slots;     /* [T]: page * page_size + place in the page */
+    const float *q_norm, *k_norm; /* [D], NULL: none */
     void *keys, *values;   /* one layer's: [pages, kv_heads, D, page_size] and [pages, kv_heads, page_size, D] */
+    float epsilon;
     int query_heads, kv_heads, head_dim, rotary, page_size, format;
 };
 
@@ -96,7 +103,12 @@ static void rotate_task(const void *argument, int task, void *scratch) {
     for (int t = first_row(job->blocks, task); t < end_row(job->blocks, task); t++) {
         float *row = job->qkv + (size_t)t * (rotated + job->kv_heads) * D;
         const float *cosines = job->table + (size_t)job->positions[t] * job->rotary;
-        for (int head = 0; head < rotated; head++) rotate_head(row + (size_t)head * D, cosines, cosines + half, half);
+        for (int i = 0; i < rotated; i++) {
+            float *head = row + (size_t)i * D;
+            const float *norm = i < job->query_heads ? job->q_norm : job->k_norm;
+            if (norm != NULL) norm_row(head, norm, head, D, job->epsilon);
+            rotate_head(head, cosines, cosines + half, half);
+        }
         size_t page = job->slots[t] / job->page_size, place = job->slots[t] % job->page_size;
         for (int head = 0; head < job->kv_heads; head++) {
             const float *key = row + (size_t)(job->query_heads + head) * D, *value = key + (size_t)job->kv_heads * D;
@@ -110,40 +122,59 @@ static void rotate_task(const void *argument, int task, void *scratch) {
 }
 
 EXPORT int trunkline_rotate_and_store(struct pool *pool, float *qkv, const float *table, const int32_t *positions,
-                                      const int32_t *slots, void *keys, void *values, int rows, int query_heads,
-                                      int kv_heads, int head_dim, int rotary, int page_size, int format) {
+                                      const int32_t *slots, const float *q_norm, const float *k_norm, void *keys,
+                                      void *values, float epsilon, int rows, int query_heads, int kv_heads,
+                                      int head_dim, int rotary, int page_size, int format) {
     struct rotate job = {
         .blocks = split_rows(rows, (query_heads + 2 * kv_heads) * head_dim), .qkv = qkv, .table = table,
-        .positions = positions, .slots = slots, .keys = keys, .values = values, .query_heads = query_heads,
-        .kv_heads = kv_heads, .head_dim = head_dim, .rotary = rotary, .page_size = page_size, .format = format,
+        .positions = positions, .slots = slots, .q_norm = q_norm, .k_norm = k_norm, .keys = keys, .values = values,
+        .epsilon = epsilon, .query_heads = query_heads, .kv_heads = kv_heads, .head_dim = head_dim, .rotary = rotary,
+        .page_size = page_size, .format = format,
     };
     return pool_run(pool, job.blocks.tasks, rotate_task, &job, 0);
 }
 
-/* ---- out = silu(gate) * up, where silu(g) = g / (1 + e^-g) ---- */
+/* ---- out = activation(gate) * up ---- */
 
-struct silu {
+enum activation { SILU = 0, GELU_TANH = 1 }; /* mirrored by cpu.py */
+
+struct gated {
     struct blocks blocks;
     const float *gate_up; /* [T, 2 I]: gate, then up */
     float *out;           /* [T, I] */
     int width;
 };
 
-INLINE f32x8 silu_times(f32x8 gate, f32x8 up) { return gate / (splat(1) + exp8(-gate)) * up; }
+/* silu(g) = g * sigmoid(g); gelu_tanh(g) = g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)), where sigmoid(z) = 1 / (1 + e^-z)
+ */
+INLINE f32x8 gate_times(const enum activation activation, f32x8 gate, f32x8 up) {
+    f32x8 z = gate;
+    if (activation == GELU_TANH) z = splat(1.5957691216f) * fma8(splat(0.044715f) * gate * gate, gate, gate);
+    return gate / (splat(1) + exp8(-z)) * up;
+}
 
-static void silu_task(const void *argument, int task, void *scratch) {
-    (void)scratch;
-    const struct silu *job = argument;
+INLINE void gate_rows(const enum activation activation, const struct gated *job, int task) {
     for (int t = first_row(job->blocks, task); t < end_row(job->blocks, task); t++) {
         const float *gate = job->gate_up + (size_t)t * 2 * job->width, *up = gate + job->width;
         float *out = job->out + (size_t)t * job->width;
         int i = 0;
-        for (; i + 8 <= job->width; i += 8) store(out + i, silu_times(load(gate + i), load(up + i)));
-        for (; i < job->width; i++) out[i] = silu_times(splat(gate[i]), splat(up[i]))[0];
+        for (; i + 8 <= job->width; i += 8) store(out + i, gate_times(activation, load(gate + i), load(up + i)));
+        for (; i < job->width; i++) out[i] = gate_times(activation, splat(gate[i]), splat(up[i]))[0];
     }
 }
 
-EXPORT int trunkline_silu_mul(struct pool *pool, const float *gate_up, float *out, int rows, int width) {
-    struct silu job = {split_rows(rows, 2 * width), gate_up, out, width};
-    return pool_run(pool, job.blocks.tasks, silu_task, &job, 0);
+static void silu_task(const void *job, int task, void *scratch) {
+    (void)scratch;
+    gate_rows(SILU, job, task);
+}
+
+static void gelu_tanh_task(const void *job, int task, void *scratch) {
+    (void)scratch;
+    gate_rows(GELU_TANH, job, task);
+}
+
+EXPORT int trunkline_gated_mul(struct pool *pool, const float *gate_up, float *out, int rows, int width,
+                               int activation) {
+    struct gated job = {split_rows(rows, 2 * width), gate_up, out, width};
+    return pool_run(pool, job.blocks.tasks, activation == SILU ? silu_task : gelu_tanh_task, &job, 0);
 }

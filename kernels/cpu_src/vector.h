@@ -59,7 +59,14 @@ INLINE f32x8 select8(i32x8 condition, f32x8 yes, f32x8 no) {
     return (f32x8)((condition & (i32x8)yes) | (~condition & (i32x8)no));
 }
 
-INLINE f32x8 max8(f32x8 a, f32x8 b) { return select8(a > b, a, b); }
+/* a > b ? a : b, so b where one of them is NaN. */
+INLINE f32x8 max8(f32x8 a, f32x8 b) {
+#if defined(__AVX__)
+    return (f32x8)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return select8(a > b, a, b);
+#endif
+}
 
 INLINE float horizontal_sum(f32x8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 

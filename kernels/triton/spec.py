@@ -8,7 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 ARCHS = (80, 90, 100)  # compute capabilities: Ampere (A100), Hopper (H100, H200), Blackwell (B200)
+
+TYPE_NAMES = {  # torch's dtype -> Triton's name of it
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+}
 
 
 class Config(NamedTuple):

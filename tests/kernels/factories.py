@@ -1,6 +1,7 @@
 """Kernels of every kind, and ragged batches over scrambled pages, for the tests of this folder."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from trunkline.kernels.build import BuildError, build_library, detect_target
 from trunkline.kernels.cpu import CpuKernels
 from trunkline.kernels.interface import Batch, Kernels, KvPages, make_batch
+from trunkline.step import SharedRun
 
 THIS_MACHINE = detect_target()
 TARGETS = [
@@ -66,10 +68,19 @@ class Requests:
 
     qkv[r]      [context_len[r], heads.width], before RoPE
     page_table  int32 [R, P]; pages that no request owns are left over
+    shared      what requests have in common: the first one's numbers and pages are those of all
     """
 
-    def __init__(self, contexts: list[int], heads: Heads, *, page_size: int = 16, seed: int = 0) -> None:
-        self.contexts, self.heads, self.page_size = contexts, heads, page_size
+    def __init__(
+        self,
+        contexts: list[int],
+        heads: Heads,
+        *,
+        page_size: int = 16,
+        seed: int = 0,
+        shared: Sequence[SharedRun] = (),
+    ) -> None:
+        self.contexts, self.heads, self.page_size, self.shared = contexts, heads, page_size, shared
         self.qkv = [random(context, heads.width, seed=seed + i) for i, context in enumerate(contexts)]
         counts = [math.ceil(context / page_size) for context in contexts]
         self.num_pages = sum(counts) + 3
@@ -77,19 +88,37 @@ class Requests:
         self.page_table = np.zeros((len(contexts), max(counts)), np.int32)
         for request, count in enumerate(counts):
             self.page_table[request, :count] = [next(order) for _ in range(count)]
+        for (first, *others), start, end in shared:
+            for other in others:
+                self.qkv[other][start:end] = self.qkv[first][start:end]
+                pages = slice(start // page_size, end // page_size)
+                self.page_table[other, pages] = self.page_table[first, pages]
         self.rope = rope_table(max(contexts), heads.dim)
 
-    def batch(self, chunks: list[tuple[int, int, int]]) -> Batch:
-        """Rows first … last - 1 of a request, for every (request, first, last)."""
+    def batch(self, chunks: list[tuple[int, int, int]], *, grouped: bool = False) -> Batch:
+        """Rows first … last - 1 of a request, for every (request, first, last); `grouped`: they share what they can."""
         requests = [request for request, _, _ in chunks]
         return make_batch(
             positions=np.concatenate([np.arange(first, last, dtype=np.int32) for _, first, last in chunks]),
             query_start=np.cumsum([0, *(last - first for _, first, last in chunks)], dtype=np.int32),
             context_len=np.array([last for _, _, last in chunks], np.int32),
             page_table=self.page_table[requests],
+            shared=self._runs(chunks) if grouped else (),
             page_size=self.page_size,
             num_pages=self.num_pages,
         )
+
+    def _runs(self, chunks: list[tuple[int, int, int]]) -> list[SharedRun]:
+        """Those of `shared` that at least two of these chunks lie behind, by their place in the step."""
+        readers = [
+            [place for place, (request, row, _) in enumerate(chunks) if request in run.requests and row >= run.end]
+            for run in self.shared
+        ]
+        return [
+            SharedRun(np.array(places, np.int32), run.start, run.end)
+            for places, run in zip(readers, self.shared, strict=True)
+            if len(places) > 1
+        ]
 
     def rows(self, chunks: list[tuple[int, int, int]], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.cat([self.qkv[request][first:last] for request, first, last in chunks]).to(dtype)
@@ -110,14 +139,24 @@ class Requests:
         return kv
 
     def attend(
-        self, kernels: Kernels, kv: KvPages, chunks: list[tuple[int, int, int]], *, store: bool = True
+        self,
+        kernels: Kernels,
+        kv: KvPages,
+        chunks: list[tuple[int, int, int]],
+        *,
+        store: bool = True,
+        grouped: bool = False,
+        window: int = 0,
+        soft_cap: float = 0.0,
     ) -> Tensor:
         """Attention of these rows in layer 1, over what is in the pages; [rows, query * dim]. `store` writes theirs first."""
-        batch, qkv = self.batch(chunks), self.rows(chunks, kernels.activation_dtype)
+        batch = kernels.prepare(self.batch(chunks, grouped=grouped), kv)
+        qkv = self.rows(chunks, kernels.activation_dtype)
         rotated_into = kv if store else self.allocate(kernels, kv.keys.dtype)
         kernels.rotate_and_store(qkv, self.rope, batch, rotated_into, 1)
         out = torch.full((len(qkv), self.heads.query * self.heads.dim), math.nan, dtype=qkv.dtype)
-        kernels.attention(qkv, batch, kv, 1, self.heads.dim**-0.5, out=out)
+        scale = self.heads.dim**-0.5
+        kernels.attention(qkv, batch, kv, 1, scale, out=out, window=window, soft_cap=soft_cap)
         return out
 
     def everything(self) -> list[tuple[int, int, int]]:

@@ -1,15 +1,19 @@
 """Paged attention: right by a float64 oracle, and the same bits however the work is cut up."""
 
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.factories import STORAGE, TARGETS, Heads, Requests, assert_close, compiled
+from tests.kernels.factories import STORAGE, TARGETS, THIS_MACHINE, Heads, Requests, assert_close, compiled
 from trunkline.errors import ConfigError
+from trunkline.kernels import build
 from trunkline.kernels.reference import ReferenceKernels
+from trunkline.step import SPLIT, SharedRun
 
 ORACLE = ReferenceKernels(torch.float64)
 BORDERS = [1, 7, 8, 9, 15, 16, 17, 31, 33, 511, 512, 513, 1023, 1024, 1025, 1100]  # of vectors, pages and splits
@@ -83,6 +87,149 @@ def test_threads_do_not_matter() -> None:
         outputs.append([rows, requests.attend(kernels, pages, [(0, 1099, 1100)])])
     for other in outputs[1:]:
         assert all(map(torch.equal, outputs[0], other))
+
+
+def level(requests: Iterable[int], first: int, last: int) -> SharedRun:
+    """Splits first … last - 1, shared by these requests."""
+    return SharedRun(np.array(list(requests), np.int32), first * SPLIT, last * SPLIT)
+
+
+# Three levels, a run of two splits, a request that shares nothing, and a second tree.
+TREE = [level([0, 1, 2, 3, 4], 0, 1), level([0, 1, 3], 1, 3), level([0, 3], 3, 4), level([6, 7], 0, 2)]
+CONTEXTS = [2060, 1540, 513, 2200, 700, 600, 1025, 1100]
+# They decode, are verified, read a chunk; request 4 shares nothing while it reads what it has in common.
+STEP = [
+    (7, 1099, 1100),
+    (0, 2059, 2060),
+    (3, 2190, 2200),
+    (1, 1537, 1540),
+    (4, 500, 516),
+    (5, 599, 600),
+    (6, 1024, 1025),
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("query", "kv", "dim", "page_size", "dtype", "window"),
+    [
+        (9, 3, 64, 16, torch.float16, 0),
+        (4, 4, 24, 8, torch.float32, 0),
+        (30, 1, 8, 64, torch.float16, 0),
+        (100, 2, 8, 16, torch.float32, 0),
+        (6, 2, 40, 512, torch.float16, 700),
+        (3, 1, 16, 32, torch.float32, 1),
+    ],
+)
+def test_what_is_shared_does_not_matter(
+    target: str, threads: int, query: int, kv: int, dim: int, page_size: int, dtype: torch.dtype, window: int
+) -> None:
+    """Read once for all, the bits are those of everybody reading for himself, and of everybody alone."""
+    kernels = compiled(target, threads)
+    requests = Requests(CONTEXTS, Heads(query=query, kv=kv, dim=dim), page_size=page_size, shared=TREE)
+    pages = requests.allocate(kernels, dtype)
+    for chunk in requests.everything():
+        requests.attend(kernels, pages, [chunk], window=window)
+    assert len(requests.batch(STEP, grouped=True).runs) == 4
+    grouped = requests.attend(kernels, pages, STEP, store=False, grouped=True, window=window)
+    assert torch.equal(grouped, requests.attend(kernels, pages, STEP, store=False, window=window))
+    assert torch.equal(
+        grouped, requests.attend(compiled(target, 2), pages, STEP, store=False, grouped=True, window=window)
+    )
+    alone = [requests.attend(kernels, pages, [chunk], store=False, window=window) for chunk in STEP]
+    assert torch.equal(grouped, torch.cat(alone))
+
+
+@pytest.mark.parametrize("readers", [2, 15, 16, 17, 40])
+def test_a_crowd_shares_a_prompt(readers: int) -> None:
+    """Tiles that are full, and those that are not."""
+    crowd = Requests(
+        [520 + i for i in range(readers)], Heads(query=3, kv=1, dim=8), shared=[level(range(readers), 0, 1)]
+    )
+    pages, step = crowd.allocate(compiled(), torch.float16), [(i, 519 + i, 520 + i) for i in range(readers)]
+    crowd.attend(compiled(), pages, crowd.everything())
+    flat = crowd.attend(compiled(), pages, step, store=False)
+    for threads in (1, 3):
+        assert torch.equal(crowd.attend(compiled(threads=threads), pages, step, store=False, grouped=True), flat)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[SharedRun]]:
+    """Contexts of some requests, and what they share: groups of the readers of one split share the next."""
+    contexts = draw(st.lists(st.integers(1, 1700), min_size=2, max_size=7))
+    runs, groups = [], [list(range(len(contexts)))]
+    for split in range(3):
+        parts = []
+        for group in groups:
+            names = {request: draw(st.integers(0, 2)) for request in group if contexts[request] > (split + 1) * SPLIT}
+            parts += [[request for request in names if names[request] == name] for name in range(3)]
+        groups = [part for part in parts if len(part) > 1]
+        runs += [level(group, split, split + 1) for group in groups]
+    return contexts, runs
+
+
+@given(data=st.data(), tree=trees())
+@settings(deadline=None)
+def test_random_trees(data: st.DataObject, tree: tuple[list[int], list[SharedRun]]) -> None:
+    contexts, shared = tree
+    threads, window = data.draw(st.sampled_from([1, 3])), data.draw(st.sampled_from([0, 0, 1, 40, 600, 1200]))
+    heads, page_size = (
+        Heads(query=data.draw(st.sampled_from([1, 3, 7])), kv=1, dim=8),
+        data.draw(st.sampled_from([8, 64])),
+    )
+    requests, kernels = Requests(contexts, heads, page_size=page_size, shared=shared), compiled(threads=threads)
+    pages = requests.allocate(kernels, torch.float16)
+    whole = requests.attend(kernels, pages, requests.everything(), window=window).split(contexts)
+    order = data.draw(st.permutations(range(len(contexts))))
+    step = [(r, contexts[r] - data.draw(st.integers(1, min(contexts[r], 20))), contexts[r]) for r in order]
+    grouped = requests.attend(kernels, pages, step, store=False, grouped=True, window=window)
+    assert torch.equal(grouped, torch.cat([whole[request][first:last] for request, first, last in step]))
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_small_workspace_does_not_matter(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """What does not fit at once is folded before more is computed."""
+    flags = build.TARGET_FLAGS[THIS_MACHINE]
+    requests, outputs = Requests([4000, 3000], Heads(query=2, kv=1, dim=8)), []
+    for name, limit in (("usual", 8 << 20), ("small", 6 * 2 * 10 * 4), ("none", 1)):
+        monkeypatch.setitem(build.TARGET_FLAGS, name, (*flags, f"-DPARTIAL_BYTES={limit}"))
+        kernels = compiled(name, 3)
+        pages = requests.allocate(kernels, torch.float16)
+        requests.attend(kernels, pages, requests.everything(), window=window)
+        step = [(0, 3999, 4000), (1, 2998, 3000)]
+        outputs.append(requests.attend(kernels, pages, step, store=False, window=window))
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("window", "soft_cap"), [(1, 0.0), (7, 0.0), (200, 0.0), (512, 0.0), (513, 0.0), (5000, 0.0), (0, 2.0), (300, 30.0)]
+)
+def test_window_and_soft_cap(target: str, window: int, soft_cap: float) -> None:
+    """Right by the oracle, and the same bits alone as in a prompt read at once."""
+    requests, outputs = Requests([1100, 40], Heads(query=4, kv=2, dim=16)), []
+    requests.qkv[0] *= 3  # scores far beyond a soft cap, too
+    for kernels, dtype in ((compiled(target), torch.float32), (ORACLE, torch.float64)):
+        pages = requests.allocate(kernels, dtype)
+        all_rows = requests.everything()
+        outputs.append(requests.attend(kernels, pages, all_rows, window=window, soft_cap=soft_cap))
+        if kernels is not ORACLE:
+            for position in (0, 511, 512, 711, 1023, 1024, 1099):
+                chunk = (0, position, position + 1)
+                alone = requests.attend(kernels, pages, [chunk], store=False, window=window, soft_cap=soft_cap)
+                assert torch.equal(alone[0], outputs[0][position]), position
+    assert_close(outputs[0], outputs[1], 2e-5)
+
+
+def test_what_lies_behind_a_window_is_not_read() -> None:
+    requests = Requests([1100], Heads(), page_size=8)
+    pages = requests.allocate(compiled(), torch.float16)
+    requests.attend(compiled(), pages, requests.everything())
+    expected = requests.attend(compiled(), pages, [(0, 1099, 1100)], store=False, window=100)
+    gone = torch.from_numpy(requests.page_table[0, :125]).long()  # tokens 0 to 999 are out of sight
+    pages.keys[:, gone] = pages.values[:, gone] = math.nan
+    assert torch.equal(requests.attend(compiled(), pages, [(0, 1099, 1100)], store=False, window=100), expected)
 
 
 def test_page_size_does_not_matter() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.factories import STORAGE, TARGETS, Heads, Requests, assert_close, compiled, random
-from trunkline.kernels.interface import Kernels
+from trunkline.kernels.interface import Activation, Kernels
 from trunkline.kernels.reference import ReferenceKernels
 
 ORACLE = ReferenceKernels(torch.float64)
@@ -49,25 +49,30 @@ def test_add_rms_norm(target: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 5, 8, 33, 1536])
-def test_silu_mul(target: str, width: int) -> None:
+def test_gated_mul(target: str, width: int, activation: Activation) -> None:
     gate_up = random(20, 2 * width, std=4)
     outputs = []
     for kernels in both(target):
         out = torch.empty(20, width, dtype=kernels.activation_dtype)
-        kernels.gated_mul(gate_up.to(out.dtype), "silu", out=out)
+        kernels.gated_mul(gate_up.to(out.dtype), activation, out=out)
         outputs.append(out)
     assert_close(outputs[0], outputs[1], 1e-6)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_silu_of_extremes(target: str) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activations_of_extremes(target: str, activation: Activation) -> None:
     gate = torch.tensor([0.0, -0.0, 1e-30, 20.0, -20.0, -80.0, -87.5, -88.5, -1e4, 88.5, 1e4, 3e38, math.nan])
     out = torch.empty(1, len(gate))
-    compiled(target).gated_mul(torch.cat([gate, torch.ones_like(gate)])[None], "silu", out=out)
-    torch.testing.assert_close(
-        out[0], torch.nn.functional.silu(gate.double()).float(), rtol=1e-6, atol=1e-36, equal_nan=True
-    )
+    compiled(target).gated_mul(torch.cat([gate, torch.ones_like(gate)])[None], activation, out=out)
+    if activation == "silu":
+        expected = torch.nn.functional.silu(gate.double())
+    else:  # torch's own loses its digits where tanh is nearly -1
+        cubic = 2 * math.sqrt(2 / math.pi) * (gate.double() + 0.044715 * gate.double() ** 3)
+        expected = gate.double() / (1 + (-cubic).exp())
+    torch.testing.assert_close(out[0], expected.float(), rtol=1e-6, atol=1e-36, equal_nan=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -97,6 +102,38 @@ def test_rotate_and_store(target: str, dtype: torch.dtype, rotary: int) -> None:
     stored = max(STORAGE[compiled(target).kv_dtype(dtype)], 1e-6)
     assert_close(keys[0], keys[1], stored)
     assert_close(values[0], values[1], stored)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("q", "k"), [(True, True), (True, False), (False, True)])
+def test_heads_are_normed_before_they_are_turned(target: str, q: bool, k: bool) -> None:
+    requests, turned, keys = Requests([37, 5], Heads(query=4, kv=2, dim=24)), [], []
+    weights = [random(24, seed=seed) if wanted else None for seed, wanted in ((7, q), (8, k))]
+    for kernels in both(target):
+        batch = requests.batch(requests.everything())
+        qkv = requests.rows(requests.everything(), kernels.activation_dtype)
+        kv = requests.allocate(kernels, torch.float32 if kernels is not ORACLE else torch.float64)
+        q_norm, k_norm = (None if weight is None else weight.to(qkv.dtype) for weight in weights)
+        kernels.rotate_and_store(qkv, requests.rope, batch, kv, 1, q_norm=q_norm, k_norm=k_norm, epsilon=1e-3)
+        turned.append(qkv)
+        page, place = batch.slots.long() // 16, batch.slots.long() % 16
+        keys.append(kv.keys[1, page, place] if kernels is ORACLE else kv.keys[1, page, :, :, place])
+    assert_close(turned[0], turned[1], 1e-6)
+    assert_close(keys[0], keys[1], 1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_embeddings_of_a_part_of_the_vocabulary(target: str, dtype: torch.dtype) -> None:
+    """Ids before and behind it become zeros, also where the packed weights are padded."""
+    weights, ids = random(21, 40), torch.tensor([99, 100, 0, 120, 121, 127, 5000, 110], dtype=torch.int32)
+    outputs = []
+    for kernels in both(target):
+        out = torch.full((len(ids), 40), math.nan, dtype=kernels.activation_dtype)
+        kernels.embed(ids, kernels.pack_linear([weights], dtype), out=out, first_id=100)
+        outputs.append(out)
+    assert torch.equal(outputs[0].double(), outputs[1])
+    assert torch.equal(outputs[0][1], weights[0].to(dtype).float()) and not outputs[0][[0, 2, 4, 5, 6]].any()
 
 
 @pytest.mark.parametrize("target", TARGETS)

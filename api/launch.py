@@ -7,23 +7,25 @@
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
 5  print what a user needs     then log one line about the chat template (template_lint.py), one about tool calls (dialect.py)
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
-   or for the engine's end     requests under way get an error, one sentence, exit 1
+   or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 4
 """
 
 import asyncio
+import collections
 import contextlib
 import ipaddress
 import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from trunkline import __version__, logs
 from trunkline.config import ApiConfig, EngineConfig, ServeConfig
 from trunkline.errors import ConfigError
-from trunkline.messages import Loading, Ready
+from trunkline.messages import RANK_LOST, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ logger = logging.getLogger("trunkline.api")
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60  # longer than common clients keep an idle connection in their pools
+MAX_RESTARTS = 3  # of the engine, within RESTART_SECONDS: where ranks are lost again and again, somebody must look
+RESTART_SECONDS = 600.0
 GRACE_SECONDS = 5  # for the last bytes of answers that have been ended
 
 
@@ -49,6 +53,7 @@ def serve(config: ServeConfig, *, verbose: bool = False) -> int:
     logging.getLogger("uvicorn").setLevel(logging.INFO if verbose else logging.WARNING)
     with bind(config.api.host, config.api.port) as listener:
         checkpoint = open_checkpoint(config.engine.model)
+        checkpoint.check_ranks(config.engine.worker.tensor_parallel_size)
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -146,6 +151,27 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
 
 async def _run_engine(service: "Service", name: str, url: str) -> int:
     """From the start of the engine to its unwanted end; returns the exit code."""
+    restarts: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
+    while await _start_engine(service, name):
+        assert service.llm.ready is not None and service.llm.process is not None
+        _say(summary(service.llm.config, name, service.llm.ready, url), service.config)
+        if not restarts:
+            _log_template_lint(service.llm)
+            _log_dialect(service)
+        dead, now = await service.llm.wait_dead(), time.monotonic()
+        is_worn_out = len(restarts) == MAX_RESTARTS and now - restarts[0] < RESTART_SECONDS
+        if service.llm.process.exit_code != RANK_LOST or is_worn_out:
+            _say(f"{dead} The server stops.", service.config, is_error=True)
+            return 1
+        restarts.append(now)
+        _say(f"{dead} It is started again.", service.config, is_error=True)
+        await service.llm.shutdown()
+        service.loading = Loading(done=0, total=0)
+    return 1
+
+
+async def _start_engine(service: "Service", name: str) -> bool:
+    """True once it takes requests; False if it can't, and the user has been told why."""
     from trunkline.api.engine_process import EngineFailedToStart
 
     with _progress_bar(f"Loading {name}", is_shown=service.config.log_format == "text") as show:
@@ -159,13 +185,8 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
         except EngineFailedToStart as error:
             if not error.on_stderr:
                 print(f"trunkline: error: {error}", file=sys.stderr)
-            return 1
-    assert service.llm.ready is not None
-    _say(summary(service.llm.config, name, service.llm.ready, url), service.config)
-    _log_template_lint(service.llm)
-    _log_dialect(service)
-    _say(f"{await service.llm.wait_dead()} The server stops.", service.config, is_error=True)
-    return 1
+            return False
+    return True
 
 
 def _log_template_lint(llm: "AsyncLLM") -> None:

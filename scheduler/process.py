@@ -3,7 +3,7 @@
     stdin    one line of JSON, messages.Startup; then kept open: its end means that the parent is gone
     socket   a zmq ROUTER bound here, in the parent's 0700 folder; frames are lists of messages (trunkline/messages.py)
     stderr   log lines; if the engine cannot start, one sentence
-    exit     0 asked to stop, 1 cannot start, 2 the worker was lost
+    exit     0 asked to stop, 1 cannot start, 2 the worker was lost, 3 (messages.RANK_LOST) another rank of the model was lost
 
 A client says Call(0, "hello"); it is told Loading while weights are read, and Ready when requests are taken.
 """
@@ -24,6 +24,7 @@ from trunkline.errors import StartupError
 from trunkline.grammar.service import CompileService
 from trunkline.grammar.vocabulary import Vocabulary
 from trunkline.messages import (
+    RANK_LOST,
     Abort,
     Call,
     Failed,
@@ -156,7 +157,7 @@ class EngineServer:
         # Imports torch: late, so that the socket is bound before.
         from trunkline.workers.worker import load_worker
 
-        worker, config = load_worker(self.config, self._on_progress), self.config.scheduler
+        worker, config = load_worker(self.config, self._on_progress, on_lost=_end), self.config.scheduler
         tokenizer = worker.tokenizer
         assert tokenizer is not None, "load_worker reads it"
         engine = Engine(
@@ -257,6 +258,12 @@ class StatusLine:
 def _total(counter: float | dict[str, float]) -> float:
     """Of a counter, or of one that is kept by label."""
     return float(sum(counter.values()) if isinstance(counter, dict) else counter)
+
+
+def _end(why: str) -> None:
+    """The ranks of the model can't go on. This thread ends the process at once: the others may wait for a rank that is gone."""
+    logger.error("%s The engine process ends.", why)
+    os._exit(RANK_LOST)
 
 
 def main() -> int:

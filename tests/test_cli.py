@@ -60,6 +60,8 @@ DEFAULTS = {
     "--grammar-cache-size": "256MiB",
     "--grammar-forced-tokens": "True",
     "--threads": "all cores",
+    "--gpu-memory-utilization": "0.9",
+    "--kv-cache-dtype": "auto",
     "--served-model-name": "MODEL as given",
 }
 
@@ -117,6 +119,16 @@ def test_flags_reach_their_places() -> None:
     assert (engine.worker.device, engine.worker.threads) == ("cpu", 2)
     assert api.served_model_names == ("a", "b")
     assert (api.api_keys, api.chat_template, api.port) == (("k",), "t.jinja", 0)
+
+
+def test_flags_of_gpus_reach_their_places() -> None:
+    engine = config("m").engine
+    assert (engine.worker.gpu_memory_utilization, engine.worker.enforce_eager) == (0.9, False)
+    assert engine.cache.kv_cache_dtype == "auto"
+    flags = ("--gpu-memory-utilization", "0.8", "--enforce-eager", "--kv-cache-dtype", "fp8", "--device", "cuda")
+    engine = config("m", *flags).engine
+    assert (engine.worker.gpu_memory_utilization, engine.worker.enforce_eager) == (0.8, True)
+    assert (engine.cache.kv_cache_dtype, engine.worker.device) == ("fp8", "cuda")
 
 
 def test_flags_of_structured_output_reach_their_places() -> None:
@@ -201,6 +213,21 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", "--port"], 2, "error: --port: expected one argument"),
         (["serve", "--kv-cache-memory", "4 parsecs"], 2, "error: --kv-cache-memory: '4 parsecs' is not a size"),
         (["serve", "m", "--threads", "0"], 1, "error: --threads is 0; allowed is an integer of at least 1."),
+        (
+            ["serve", "m", "--gpu-memory-utilization", "1.01"],
+            1,
+            "error: --gpu-memory-utilization is 1.01; allowed is a share above 0 and up to 1.",
+        ),
+        (
+            ["serve", "m", "--gpu-memory-utilization", "0"],
+            1,
+            "error: --gpu-memory-utilization is 0.0; allowed is a share",
+        ),
+        (
+            ["serve", "m", "--kv-cache-dtype", "fp4"],
+            2,
+            "--kv-cache-dtype is 'fp4'; allowed is one of auto, fp8, fp8_e4m3",
+        ),
         (["serve", "m", "--port", "70000"], 1, "--port is 70000; allowed is 0 to 65535"),
         (["serve", "m", "--block-size", "0"], 1, "error: --block-size is 0; allowed is an integer of at least 1."),
         (["serve", "m", "--max-num-seqs", "-1"], 1, "error: --max-num-seqs is -1"),

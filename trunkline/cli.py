@@ -88,6 +88,7 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         block_size=args.block_size,
         enable_prefix_caching=args.enable_prefix_caching,
         kv_cache_memory=args.kv_cache_memory,
+        kv_cache_dtype=args.kv_cache_dtype,
         eviction_policy=args.eviction_policy,
         host_cache_memory=args.host_cache_memory,
         disk_cache_dir=args.disk_cache_dir,
@@ -105,6 +106,9 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         num_speculative_tokens=args.num_speculative_tokens,
         device=args.device,
         threads=args.threads,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+        enforce_eager=args.enforce_eager,
+        tensor_parallel_size=args.tensor_parallel_size,
         **grammar_engine_flags(args),
     )
     api = ApiConfig(
@@ -238,11 +242,18 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
     group.add_argument(
         "--device",
         choices=DEVICES,
-        metavar="auto|cpu",
         default=worker.device,
-        help="what the model runs on: the CPU. GPUs are not supported yet",
+        help="what the model runs on; auto: cuda where there is a GPU, else cpu",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    add_engine_flags(group, "--gpu-memory-utilization", "--enforce-eager")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads, of each rank (default: all cores)")
+    group.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        default=worker.tensor_parallel_size,
+        help="ranks: processes that hold the model together, each its part of every layer on a GPU of its own, or on the CPU",
+    )
 
     group = command.add_argument_group("server")
     group.add_argument("--host", default=api.host, help="address to listen on; 0.0.0.0: all")
@@ -298,7 +309,7 @@ def _add_cache(group: argparse._ArgumentGroup, cache: CacheConfig) -> None:
         metavar="SIZE",
         help="e.g. 2GiB (default: by the free memory and what the model needs)",
     )
-    add_engine_flags(group, "--eviction-policy")
+    add_engine_flags(group, "--kv-cache-dtype", "--eviction-policy")
     group.add_argument(
         "--host-cache-memory",
         type=_size,

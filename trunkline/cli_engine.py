@@ -1,9 +1,9 @@
-"""The engine's flags that `trunkline serve` and `trunkline simulate` have in common: said once, the same in both."""
+"""Flags of the engine: those that `trunkline serve` and `trunkline simulate` have in common, and those of a GPU."""
 
 import argparse
 from typing import Any
 
-from trunkline.config import EVICTION_POLICIES, CacheConfig, SchedulerConfig
+from trunkline.config import EVICTION_POLICIES, KV_CACHE_DTYPES, CacheConfig, SchedulerConfig, WorkerConfig
 
 POLICY_HELP = (
     "whose turn it is. window: who has least left to read, but nobody is overtaken by those who came 20 s later; fcfs: who came"
@@ -11,7 +11,7 @@ POLICY_HELP = (
     " dfs-weight: branch by branch of the prefix tree; priority: the request's own. Compared in docs/scheduling.md"
 )
 
-_CACHE, _SCHEDULER = CacheConfig(), SchedulerConfig()
+_CACHE, _SCHEDULER, _WORKER = CacheConfig(), SchedulerConfig(), WorkerConfig()
 _FLAGS: dict[str, dict[str, Any]] = {
     "--block-size": {
         "type": int,
@@ -40,6 +40,25 @@ _FLAGS: dict[str, dict[str, Any]] = {
             "wanted longest time between two tokens of a running stream: prompts are read in smaller chunks, and so more slowly, to keep"
             " it. People who read along: 0.1 to 0.2 (default: none)"
         ),
+    },
+    "--kv-cache-dtype": {
+        "choices": KV_CACHE_DTYPES,
+        "default": _CACHE.kv_cache_dtype,
+        "help": (
+            "how keys and values are stored. auto: as --dtype says; fp8, the same as fp8_e4m3: in half the memory, a bit less exactly, on"
+            " GPUs of compute capability 8.9 and later"
+        ),
+    },
+    "--gpu-memory-utilization": {
+        "type": float,
+        "metavar": "SHARE",
+        "default": _WORKER.gpu_memory_utilization,
+        "help": "of a GPU's memory: what weights, the largest step and the KV cache take together, other programs included",
+    },
+    "--enforce-eager": {
+        "action": argparse.BooleanOptionalAction,
+        "default": _WORKER.enforce_eager,
+        "help": "launch every kernel of a step by itself instead of as a CUDA graph: a faster start, slower steps",
     },
     "--fairness": {
         "action": argparse.BooleanOptionalAction,

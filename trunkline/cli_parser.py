@@ -35,10 +35,15 @@ NAMES_HERE: Mapping[str, str] = {
     "--page-size": "--block-size",
     "--schedule-policy": "--scheduling-policy",
     "--disable-radix-cache": "--no-enable-prefix-caching",
-    "--gpu-memory-utilization": "--kv-cache-memory, a size such as 2GiB",
     "--kv-cache-memory-bytes": "--kv-cache-memory, a size such as 2GiB",
-    "--mem-fraction-static": "--kv-cache-memory, a size such as 2GiB",
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--disable-cuda-graph": "--enforce-eager",
+    "-ctk": "--kv-cache-dtype",
+    "--cache-type-k": "--kv-cache-dtype",
     "-t": "--threads",
+    "-tp": "--tensor-parallel-size",
+    "--tp": "--tensor-parallel-size",
+    "--tp-size": "--tensor-parallel-size",
     "--draft-max": "--num-speculative-tokens",
     "--speculative-num-draft-tokens": "--num-speculative-tokens",
     "--swap-space": _HOST_CACHE,
@@ -54,9 +59,9 @@ NAMES_HERE: Mapping[str, str] = {
     "--structured-outputs-config": "--grammar-backend, a name",
 }
 
-_ONE_DEVICE = "it is not there yet: the model runs on one device"
-_CPU_ONLY = "it is not there yet: the model runs on the CPU"
-_STORED = "it is not there yet: weights and KV cache are stored as --dtype says; a quantized GGUF file can be served"
+_ONE_DEVICE = "it is not there yet: several devices hold a model by --tensor-parallel-size only"
+_WHOLE = "it is not there: all layers are on a GPU, or none; see --device"
+_STORED = "it is not there yet: weights are stored as --dtype says; a quantized GGUF file can be served"
 _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
 _OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
@@ -65,20 +70,15 @@ _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
 # Those that have no counterpart, and why.
 NOT_HERE: Mapping[str, str] = {
     "--enable-chunked-prefill": "leave it out: prefill is always chunked, as --max-num-batched-tokens says",
-    "--tensor-parallel-size": _ONE_DEVICE,
-    "-tp": _ONE_DEVICE,
-    "--tp": _ONE_DEVICE,
-    "--tp-size": _ONE_DEVICE,
     "--pipeline-parallel-size": _ONE_DEVICE,
     "-pp": _ONE_DEVICE,
     "--data-parallel-size": _ONE_DEVICE,
     "-dp": _ONE_DEVICE,
-    "-ngl": _CPU_ONLY,
-    "--gpu-layers": _CPU_ONLY,
-    "--n-gpu-layers": _CPU_ONLY,
+    "-ngl": _WHOLE,
+    "--gpu-layers": _WHOLE,
+    "--n-gpu-layers": _WHOLE,
     "--quantization": _STORED,
     "-q": _STORED,
-    "--kv-cache-dtype": _STORED,
     "--speculative-config": _DRAFTS,
     "--speculative-algorithm": _DRAFTS,
     "--model-draft": _DRAFTS,

@@ -21,6 +21,7 @@ MAX_SPECULATIVE_TOKENS = 64
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
 ADMIN_API_KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"  # and --admin-api-key
 
@@ -41,6 +42,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16  # tokens per page
     enable_prefix_caching: bool = True
     kv_cache_memory: int | None = None  # bytes; None: see workers.memory
+    kv_cache_dtype: str = "auto"  # one of KV_CACHE_DTYPES; auto: as the weights are stored. fp8 is fp8_e4m3
     num_pages: int | None = None  # overrides kv_cache_memory
     eviction_policy: str = "lru"  # one of EVICTION_POLICIES
     host_cache_memory: int | None = None  # bytes of the tier in host memory; None: what the disk tier needs, else none
@@ -80,10 +82,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "auto"  # one of DEVICES
     threads: int | None = None  # CPU threads; None: all cores
-
-    def __post_init__(self) -> None:
-        if self.device == "cuda":
-            raise ConfigError("--device is 'cuda', but the GPU engine is not built yet; allowed are 'auto' and 'cpu'.")
+    gpu_memory_utilization: float = 0.9  # of the card's memory: what weights, steps and KV pages take together
+    enforce_eager: bool = False  # True: no CUDA graphs
+    tensor_parallel_size: int = 1  # processes, each with a device of its own, that hold the model together
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +140,7 @@ class EngineFlags(TypedDict, total=False):
     block_size: int
     enable_prefix_caching: bool
     kv_cache_memory: int | None
+    kv_cache_dtype: str
     num_pages: int | None
     eviction_policy: str
     host_cache_memory: int | None
@@ -161,6 +163,9 @@ class EngineFlags(TypedDict, total=False):
     grammar_forced_tokens: bool
     device: str
     threads: int | None
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    tensor_parallel_size: int
     log_stats_seconds: float
 
 
@@ -183,6 +188,11 @@ def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -
             parts[part][field] = value
     if flags.get("disk_cache_size") is not None and flags.get("disk_cache_dir") is None:
         raise ConfigError("--disk-cache-size is given, but no folder to keep files in; add --disk-cache-dir FOLDER.")
+    if (size := flags.get("tensor_parallel_size", 1)) > 1 and flags.get("disk_cache_dir") is not None:
+        raise ConfigError(
+            f"--disk-cache-dir is given, but with --tensor-parallel-size {size} no process holds whole pages to write there;"
+            " leave one of them out. --host-cache-memory works with both."
+        )
     return EngineConfig(
         model=ModelSource(**parts[ModelSource]),
         cache=CacheConfig(**parts[CacheConfig]),
@@ -217,6 +227,8 @@ _CHOICES = {
     "fairness": (True, False),
     "grammar_forced_tokens": (True, False),
     "device": DEVICES,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "enforce_eager": (True, False),
     "enable_prefix_caching": (True, False),
 }
 _AT_LEAST_ONE = (
@@ -227,6 +239,7 @@ _AT_LEAST_ONE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "threads",
+    "tensor_parallel_size",
     "host_cache_memory",
     "disk_cache_size",
     "max_waiting_requests",
@@ -234,7 +247,7 @@ _AT_LEAST_ONE = (
     "grammar_compile_threads",
     "grammar_cache_size",
 )
-_SHARES = ("tenant_cache_share", "max_pinned_share")
+_SHARES = ("tenant_cache_share", "max_pinned_share", "gpu_memory_utilization")
 _SECONDS = ("target_token_seconds", "grammar_compile_seconds")
 _NOT_ON_THE_COMMAND_LINE = ("num_pages", "log_stats_seconds")
 _MAY_BE_NONE = (

@@ -15,6 +15,9 @@ from trunkline.config import EngineConfig
 from trunkline.constraint import Grammar
 from trunkline.sampling import SamplingParams
 
+# Exit code of an engine process that has lost another rank of its model: nothing is wrong with it that starting it again would not mend.
+RANK_LOST = 3
+
 
 class Startup(msgspec.Struct, frozen=True, kw_only=True):
     """The first and only line on the engine's stdin, in JSON."""

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from trunkline.config import DTYPES
 from trunkline.errors import ConfigError
+from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.interface import Kernels, KvPages, make_batch
-from trunkline.kernels.select import select_kernels
+from trunkline.kernels.select import cpu_kernels
 from trunkline.models.checkpoint import Checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
 from trunkline.models.registry import Model, model_class
+from trunkline.models.split import Split
 from trunkline.step import CopyKind, Int32, PageCopy, Plan, UInt8
 
 
@@ -30,20 +32,22 @@ def load_runner(
     dtype: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    ranks: Collectives = ALONE,
 ) -> "ModelRunner":
     """Read the weights of `checkpoint` into the fastest kernels there are for this CPU.
 
     dtype     how weights, and keys and values, are stored; arithmetic is float32. "auto": float16, except that bfloat16
               checkpoints stay bfloat16; float32 where the compiled kernels are missing
     threads   None: all the cores this process may use
+    ranks     who holds the model: only this rank's part of each tensor is read
 
     Raises ModelError if the checkpoint's tensors do not fit.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is '{dtype}'; allowed are {', '.join(DTYPES)}.")
-    kernels = select_kernels("cpu", threads, head_dim=checkpoint.config.head_dim)
+    kernels = cpu_kernels(threads, head_dim=checkpoint.config.head_dim)
     stored = _storage_dtype(dtype, checkpoint.config.dtype, kernels)
-    loader = Loader(checkpoint.tensors(on_progress), kernels, stored)
+    loader = Loader(checkpoint.tensors(on_progress, Split(ranks.rank, ranks.size)), kernels, stored, ranks)
     model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
     return ModelRunner(model, kernels, stored)
 
@@ -104,18 +108,7 @@ class ModelRunner:
         Raises ValueError, before anything is copied, for a page or a slot that there isn't.
         """
         assert self._kv is not None, "allocate() comes first"
-        num_pages, num_slots = self._kv.num_pages, len(host_pages)
-        limits = {
-            CopyKind.STORE: (num_pages, num_slots),
-            CopyKind.LOAD: (num_slots, num_pages),
-            CopyKind.FORK: (num_pages, num_pages),
-        }
-        for name, ids, limit in zip(("source", "target"), (copy.source, copy.target), limits[copy.kind], strict=True):
-            if len(ids) != len(copy.source) or (len(ids) and not 0 <= ids.min() <= ids.max() < limit):
-                raise ValueError(
-                    f"A copy of kind '{copy.kind.value}' names {len(ids)} as {name}: {ids}; allowed are {len(copy.source)}"
-                    f" from 0 to {limit - 1}."
-                )
+        check_copy(copy, num_pages=self._kv.num_pages, num_slots=len(host_pages))
         slots, begin = torch.from_numpy(host_pages), 0
         for pool in (self._kv.keys, self._kv.values):
             pages = pool.flatten(2).view(torch.uint8)  # [layers, pages, bytes]
@@ -152,6 +145,23 @@ class ModelRunner:
             page_size=self._kv.page_size,
             num_pages=self._kv.num_pages,
         )
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids, np.int32))
-        wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64)
+        device = self._kernels.device
+        ids = torch.from_numpy(np.array(token_ids, np.int32)).to(device)
+        wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64).to(device)
+        self._model.grow_rope(int(plan.context_len.max()))
         return self._model.forward(ids, self._kernels.prepare(batch, self._kv), self._kv, wanted)
+
+
+def check_copy(copy: PageCopy, *, num_pages: int, num_slots: int) -> None:
+    """Raises ValueError if `copy` names a page or a slot that there isn't."""
+    limits = {
+        CopyKind.STORE: (num_pages, num_slots),
+        CopyKind.LOAD: (num_slots, num_pages),
+        CopyKind.FORK: (num_pages, num_pages),
+    }
+    for name, ids, limit in zip(("source", "target"), (copy.source, copy.target), limits[copy.kind], strict=True):
+        if len(ids) != len(copy.source) or (len(ids) and not 0 <= ids.min() <= ids.max() < limit):
+            raise ValueError(
+                f"A copy of kind '{copy.kind.value}' names {len(ids)} as {name}: {ids}; allowed are {len(copy.source)}"
+                f" from 0 to {limit - 1}."
+            )

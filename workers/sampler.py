@@ -103,10 +103,7 @@ class _Mask:
 def _sample_row(logits: Float32, row: LogitsRow, mask: _Mask | None) -> tuple[int, RowLogprobs | None]:
     top = logits.max()  # NaN if any is NaN
     if not np.isfinite(top):
-        raise GenerationFailed(
-            f"The model's largest logit at position {row.position} is {top}; it must be finite."
-            " The weights or the KV cache hold numbers that the model's dtype can't represent: try --dtype float32."
-        )
+        raise GenerationFailed(not_finite(row.position, top))
     token_id = -1
     scored = row.target
     if row.sampling is not None and mask is not None and (only := mask.at_most_one) is not None:
@@ -121,11 +118,47 @@ def _sample_row(logits: Float32, row: LogitsRow, mask: _Mask | None) -> tuple[in
 def _only(allowed: list[int], row: LogitsRow) -> int:
     """The one token that the mask leaves."""
     if not allowed:
-        raise GenerationFailed(
-            f"The grammar leaves no token for position {row.position}: no token of this model's vocabulary continues the"
-            " text as it allows. Use another grammar, or write to the maintainers if it is a JSON schema."
-        )
+        raise GenerationFailed(nothing_allowed(row.position))
     return allowed[0]
+
+
+# Why rows fail; the sampler on the device says the same.
+
+PROMPT, OUTPUT, BIAS = "The prompt holds", "The output holds", "'logit_bias' names"  # who holds token ids
+ALL_BANNED = "No token is left to choose: only ids that 'min_tokens' forbids have any chance. Lower 'min_tokens'."
+IMPOSSIBLE = (
+    "No token is left to choose: those that the grammar allows are impossible by the logits, or 'min_tokens'"
+    " or 'logit_bias' forbids them."
+)
+
+
+def not_finite(position: int, top: np.floating) -> str:
+    return (
+        f"The model's largest logit at position {position} is {top}; it must be finite."
+        " The weights or the KV cache hold numbers that the model's dtype can't represent: try --dtype float32."
+    )
+
+
+def nothing_allowed(position: int) -> str:
+    return (
+        f"The grammar leaves no token for position {position}: no token of this model's vocabulary continues the"
+        " text as it allows. Use another grammar, or write to the maintainers if it is a JSON schema."
+    )
+
+
+def too_strong(top: np.floating) -> str:
+    return f"With penalties and 'logit_bias' the largest logit is {top}; it must be finite. Use milder ones."
+
+
+def check_vocabulary(token_ids: npt.NDArray[np.integer], vocab_size: int, holder: str, *, futures: int = 0) -> None:
+    """Raises GenerationFailed, which names the first wrong id.
+
+    holder   PROMPT, OUTPUT or BIAS
+    futures  rows of the step before: ids from -1 to -futures stand for what they choose
+    """
+    if len(token_ids) and not (token_ids.min() >= -futures and token_ids.max() < vocab_size):
+        wrong = next(int(token_id) for token_id in token_ids if not -futures <= token_id < vocab_size)
+        raise GenerationFailed(f"{holder} token id {wrong}; the model's ids are 0 to {vocab_size - 1}.")
 
 
 # Adjustments: what makes tokens more or less likely, greedy or not.
@@ -140,25 +173,21 @@ def _adjust(logits: Float32, row: LogitsRow, sampling: SamplingParams) -> Float3
         _penalize(adjusted, row, sampling)
     if sampling.logit_bias:
         biased = np.fromiter(sampling.logit_bias, dtype=np.int64)
-        _check_vocabulary(biased, len(logits), "'logit_bias' names")
+        check_vocabulary(biased, len(logits), BIAS)
         adjusted[biased] += np.fromiter(sampling.logit_bias.values(), dtype=np.float32)
     # A stop id outside the vocabulary can't be chosen anyway.
     adjusted[[token_id for token_id in row.banned if token_id < len(logits)]] = -np.inf
     top = adjusted.max()
     if not np.isfinite(top):
-        raise GenerationFailed(
-            "No token is left to choose: only ids that 'min_tokens' forbids have any chance. Lower 'min_tokens'."
-            if top == -np.inf
-            else f"With penalties and 'logit_bias' the largest logit is {top}; it must be finite. Use milder ones."
-        )
+        raise GenerationFailed(ALL_BANNED if top == -np.inf else too_strong(top))
     return adjusted
 
 
 def _penalize(adjusted: Float32, row: LogitsRow, sampling: SamplingParams) -> None:
     """Repetition penalty over prompt and output, then presence and frequency penalties over the output, in place."""
     assert row.prompt is not None and row.output is not None, "a row that penalizes needs its prompt and output"
-    _check_vocabulary(row.prompt, len(adjusted), "The prompt holds")
-    _check_vocabulary(row.output, len(adjusted), "The output holds")
+    check_vocabulary(row.prompt, len(adjusted), PROMPT)
+    check_vocabulary(row.output, len(adjusted), OUTPUT)
     counts = np.bincount(row.output, minlength=len(adjusted))  # int64 [V]
     if sampling.repetition_penalty != 1:
         seen = counts > 0
@@ -168,12 +197,6 @@ def _penalize(adjusted: Float32, row: LogitsRow, sampling: SamplingParams) -> No
         adjusted[ids] = np.where(old > 0, old / sampling.repetition_penalty, old * sampling.repetition_penalty)
     ids = np.flatnonzero(counts)
     adjusted[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts[ids]
-
-
-def _check_vocabulary(token_ids: npt.NDArray[np.integer], vocab_size: int, holder: str) -> None:
-    if len(token_ids) and not (token_ids.min() >= 0 and token_ids.max() < vocab_size):
-        wrong = next(int(token_id) for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise GenerationFailed(f"{holder} token id {wrong}; the model's ids are 0 to {vocab_size - 1}.")
 
 
 # The choice.
@@ -190,10 +213,7 @@ def _choose(logits: Float32, row: LogitsRow, sampling: SamplingParams, mask: _Ma
             return best
     candidates = _Candidates(None, logits) if mask is None else _Candidates(ids := mask.ids, logits[ids])
     if mask is not None and candidates.logits.max() == -np.inf:
-        raise GenerationFailed(
-            "No token is left to choose: those that the grammar allows are impossible by the logits, or 'min_tokens'"
-            " or 'logit_bias' forbids them."
-        )
+        raise GenerationFailed(IMPOSSIBLE)
     if sampling.greedy and candidates.ids is not None:
         return int(candidates.ids[candidates.logits.argmax()])
     candidates = _filter(candidates, sampling)
@@ -278,8 +298,7 @@ def _weights(logits: Float32, top: float, temperature: float) -> Float64:
 
 def _score(logits: Float32, token_id: int, num_alternatives: int) -> RowLogprobs:
     """Log-probability and rank of a token, and of the likeliest tokens: equals are ranked by id."""
-    if token_id >= len(logits):
-        raise GenerationFailed(f"The prompt holds token id {token_id}; the model's ids are 0 to {len(logits) - 1}.")
+    check_vocabulary(np.array([token_id]), len(logits), PROMPT)
     top = float(logits.max())
     log_total = top + math.log(_weights(logits, top, 1.0).sum())
     count = min(num_alternatives, len(logits))

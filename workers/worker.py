@@ -8,22 +8,36 @@ A step is: copy pages, fill in the tokens that the step before chose, forward, w
 copying is all of it. The plan is all it knows: no requests, no tree, no grammars.
 """
 
+import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+import msgspec
 import numpy as np
+import torch
 
-from trunkline.config import EngineConfig
+from trunkline import __version__
+from trunkline.config import EngineConfig, WorkerConfig
+from trunkline.errors import ConfigError
+from trunkline.kernels.collectives import ALONE, Collectives
+from trunkline.kernels.select import available_cores, resolve_device
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.fingerprint import fingerprint
+from trunkline.models.split import Split
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
 from trunkline.workers.memory import available_memory, size_host_tier, size_pool
+from trunkline.workers.plan_message import LAYOUT
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
+
+if TYPE_CHECKING:
+    from trunkline.workers.gpu_runner import GpuRunner
+    from trunkline.workers.gpu_worker import GpuWorker
+    from trunkline.workers.group import GroupWorker
 
 
 def load_worker(
@@ -31,44 +45,118 @@ def load_worker(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     tokenizer: Tokenizer | None = None,
-) -> "LocalWorker":
+    on_lost: Callable[[str], None] | None = None,
+) -> "LocalWorker | GpuWorker | GroupWorker":
     """Read the checkpoint and allocate the KV storage; `on_progress(done, total)` follows the weights.
 
     tokenizer  the checkpoint's, if the caller has read it; None: it is read here
+    on_lost    is told, from another thread, when another rank of the model has ended; None: the next step says so
 
     Raises ModelError if the checkpoint can't be served, ConfigError if a flag doesn't fit it or this machine.
     """
+    if config.worker.tensor_parallel_size == 1:
+        return load_part(config, ALONE, on_progress, tokenizer=tokenizer)
+    from trunkline.workers.group import load_group
+
+    return load_group(config, on_progress, tokenizer=tokenizer, on_lost=on_lost)
+
+
+def load_part(
+    config: EngineConfig,
+    ranks: Collectives,
+    on_progress: Callable[[int, int], None] | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> "LocalWorker | GpuWorker":
+    """What one rank of a model does of `load_worker`: all of it, if there is one rank. All ranks do it at the same time.
+
+    Memory is counted per rank, and all ranks get as many pages as the one with the least room for them.
+    """
+    device = resolve_device(config.worker.device)
     checkpoint = open_checkpoint(config.model)
+    Split(ranks.rank, ranks.size).check(checkpoint.config)
+    parts = (__version__, LAYOUT, msgspec.json.encode((config, checkpoint.config)).decode())
+    ranks.compare(_digest(*parts), "version, configuration or checkpoint")
     max_model_len = config.model.max_model_len or checkpoint.config.max_position_embeddings
-    runner = load_runner(checkpoint, config.model.dtype, config.worker.threads, on_progress)
     page_size = config.cache.block_size
-    page_bytes, available = runner.page_bytes(page_size), available_memory()
-    num_pages = size_pool(
-        config.cache,
-        page_bytes=page_bytes,
-        max_model_len=max_model_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        available=available,
-    )
-    num_host_slots = size_host_tier(config.cache, page_bytes=page_bytes, available=available - num_pages * page_bytes)
-    runner.allocate(num_pages, page_size)
+    available = available_memory() // ranks.size  # ranks share the host's
+    runner: ModelRunner | GpuRunner
+    if device == "cuda":
+        from trunkline.workers.gpu_load import load_gpu_part  # Triton may be missing where there is no GPU
+
+        gpu = load_gpu_part(checkpoint, config, max_model_len, on_progress, ranks)
+        runner = gpu.runner
+        ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
+        num_pages = ranks.minimum(gpu.num_pages())
+    else:
+        if config.cache.kv_cache_dtype != "auto":
+            raise ConfigError(
+                f"--kv-cache-dtype is '{config.cache.kv_cache_dtype}', which takes a GPU; on the CPU keys and values are stored"
+                " as --dtype says. Please leave it out, or use 'auto'."
+            )
+        threads = config.worker.threads or max(1, available_cores() // ranks.size)
+        runner = load_runner(checkpoint, config.model.dtype, threads, on_progress, ranks)
+        ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
+        num_pages = size_pool(
+            config.cache,
+            page_bytes=runner.page_bytes(page_size),
+            max_model_len=max_model_len,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            available=available,
+        )
+        num_pages = ranks.minimum(num_pages)
+        available -= num_pages * runner.page_bytes(page_size)
+    num_host_slots = size_host_tier(config.cache, page_bytes=runner.page_bytes(page_size), available=available)
+    num_host_slots = ranks.minimum(num_host_slots)
     name = ""
     if config.cache.disk_cache_dir is not None:  # large checkpoints take seconds, the first time
         name = fingerprint(checkpoint, dtype=runner.dtype, numerics=runner.numerics, page_size=page_size)
     # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
     if tokenizer is None:
         tokenizer = load_tokenizer(config.model.path)
-    ends = (*checkpoint.eos_token_ids, *tokenizer.eos_token_ids)
-    return LocalWorker(
-        runner,
-        num_pages=num_pages,
-        page_size=page_size,
-        max_model_len=max_model_len,
-        eos_token_ids=tuple(dict.fromkeys(ends)),
-        num_host_slots=num_host_slots,
-        fingerprint=name,
-        tokenizer=tokenizer,
-    )
+    attributes: Attributes = {
+        "page_size": page_size,
+        "max_model_len": max_model_len,
+        "eos_token_ids": tuple(dict.fromkeys((*checkpoint.eos_token_ids, *tokenizer.eos_token_ids))),
+        "num_host_slots": num_host_slots,
+        "fingerprint": name,
+        "tokenizer": tokenizer,
+    }
+    if device == "cuda":
+        return gpu.worker(num_pages, **attributes)
+    assert isinstance(runner, ModelRunner)
+    runner.allocate(num_pages, page_size)
+    return LocalWorker(runner, num_pages=num_pages, **attributes)
+
+
+class Attributes(TypedDict):
+    """What every worker is told, by the names of its attributes."""
+
+    page_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    num_host_slots: int
+    fingerprint: str
+    tokenizer: Tokenizer
+
+
+def device_of(config: WorkerConfig, rank: int) -> torch.device:
+    """Where this rank of a model keeps its tensors: on a GPU of its own, if GPUs compute.
+
+    Raises ConfigError if there are fewer GPUs than ranks.
+    """
+    if resolve_device(config.device) != "cuda" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if (count := torch.cuda.device_count()) < config.tensor_parallel_size:
+        raise ConfigError(
+            f"--tensor-parallel-size is {config.tensor_parallel_size}, but of GPUs there {'is' if count == 1 else 'are'}"
+            f" {count}, and each rank takes one."
+        )
+    return torch.device("cuda", rank)
+
+
+def _digest(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode()).digest()
 
 
 class LocalWorker:
@@ -142,7 +230,7 @@ class LocalWorker:
     def _run(self, plan: Plan) -> StepResult:
         assert self._runner is not None
         previous, self._previous = self._previous, None  # if this step raises, so does the next that builds on it
-        _check_rows(plan)
+        check_rows(plan)
         copy_seconds = self._copy(plan)
         if not plan.num_tokens:
             return StepResult(step=plan.step, token_ids=np.empty(0, np.int32), logprobs=(), copy_seconds=copy_seconds)
@@ -173,7 +261,7 @@ class LocalWorker:
         return time.perf_counter() - started_at
 
 
-def _check_rows(plan: Plan) -> None:
+def check_rows(plan: Plan) -> None:
     """Every row of logits must be a token row of its request. (The runner checks the rest of the plan.)"""
     for row in plan.rows:
         if not 0 <= row.request < plan.num_requests:
@@ -198,22 +286,30 @@ def resolve_futures(plan: Plan, previous: StepResult | None) -> Resolved:
     A request that builds on a failed row is computed with token 0 in its place, for a step is one batch; its rows are
     orphans.
     """
-    future = np.flatnonzero(plan.token_ids < 0)
-    if not len(future):
+    if not (plan.token_ids < 0).any():
         return Resolved(plan, {})
     if previous is None:
         raise ValueError(f"Step {plan.step} builds on a step that did not end well.")
     chosen = previous.token_ids.copy()
     chosen[list(previous.failed)] = 0
+    rows = [
+        row if row.output is None else msgspec.structs.replace(row, output=_fill_in(row.output, chosen))
+        for row in plan.rows
+    ]
+    return Resolved(
+        replace(plan, token_ids=_fill_in(plan.token_ids, chosen), rows=tuple(rows)), find_orphans(plan, previous)
+    )
+
+
+def find_orphans(plan: Plan, previous: StepResult) -> dict[int, str]:
+    """Rows of requests whose token a failed row of `previous` should have chosen: row -> why."""
+    if not previous.failed:
+        return {}
     lost: dict[int, str] = {}  # request -> why
-    for at in future:
+    for at in np.flatnonzero(plan.token_ids < 0):
         if (why := previous.failed.get(-1 - int(plan.token_ids[at]))) is not None:
             lost[int(np.searchsorted(plan.query_start, at, side="right")) - 1] = why
-    rows = [row if row.output is None else replace(row, output=_fill_in(row.output, chosen)) for row in plan.rows]
-    return Resolved(
-        replace(plan, token_ids=_fill_in(plan.token_ids, chosen), rows=tuple(rows)),
-        {index: lost[row.request] for index, row in enumerate(rows) if row.request in lost},
-    )
+    return {index: lost[row.request] for index, row in enumerate(plan.rows) if row.request in lost}
 
 
 def _fill_in(token_ids: Int32, chosen: Int32) -> Int32:

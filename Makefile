@@ -9,7 +9,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve bench test test-fast check lint format clean
+.PHONY: help serve bench test test-fast check kernels-aot lint format clean
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
@@ -29,7 +29,7 @@ $(info PYTHON=$(PYTHON) is ignored: $(VENV) has its interpreter already. `make c
 endif
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve  ## serve the built-in model on 127.0.0.1:8000; ARGS='--port 8100 …' passes flags on
 	@$(PY) -m trunkline serve $(ARGS) || [ $$? = 130 ]  # Ctrl-C is how it ends
@@ -45,6 +45,9 @@ test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
 
 check: lint  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
 	@$(PY) -m pytest -m real --hypothesis-profile=ci $(ARGS)
+
+kernels-aot: $(VENV)/.dev  ## compile every GPU kernel for sm_80, sm_90 and sm_100, no GPU needed; ARGS='--arch 90'
+	@env -u TRITON_INTERPRET $(PY) -m benchmarks.kernels_aot $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -115,7 +115,8 @@ class StubWorker:
         read: set[tuple[int, int]] = set()
         for requests, start, end in plan.shared:
             tables = plan.page_table[requests, start // self.page_size : end // self.page_size]
-            assert len(requests) > 1 and (tables == tables[0]).all(), f"step {plan.step}: {requests} share {tables}"
+            assert len(requests) > 1 and (np.diff(requests) > 0).all(), f"step {plan.step}: {requests} share a run"
+            assert (tables == tables[0]).all(), f"step {plan.step}: {requests} share {tables}"
             assert (cached[requests] >= end).all(), f"step {plan.step}: {requests} share what is not cached yet"
             pieces = {(int(request), token) for request in requests for token in range(start, end, self.page_size)}
             assert pieces and read.isdisjoint(pieces), f"step {plan.step}: {requests} read tokens twice"

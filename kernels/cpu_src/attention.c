@@ -20,8 +20,8 @@
  *     stretch   those of a tile's rows, one after the other, that read the same pages of a split
  *     block     up to 6 queries of a stretch (attention_block.h)
  *
- * Requests are taken in an order that makes those neighbours that share much (cpu.py, `prepare`). Four of them that decode,
- * as one tile; letters name what is shared, a dot is a split that one request alone reads:
+ * Requests are taken in an order that makes those neighbours that share much (cpu.py, `prepare`). Four of them that
+ * decode, as one tile; letters name what is shared, a dot is a split that one request alone reads:
  *
  *     split   0 1 2 3 4
  *     r0      a a b . .       split 0: one stretch, r0 to r3
@@ -93,7 +93,8 @@ static size_t desk_bytes(const struct attention *job) {
 
 static struct desk lay_desk(const struct attention *job, void *scratch) {
     size_t D = job->pages.D, queries = job->tile_queries;
-    float *q = scratch, *scores = q + queries * D, *split = scores + BLOCK * SPLIT, *total = split + softmax_floats(job);
+    float *q = scratch, *scores = q + queries * D;
+    float *split = scores + BLOCK * SPLIT, *total = split + softmax_floats(job);
     struct range *sees = (struct range *)(total + softmax_floats(job));
     return (struct desk){q, scores, sees, lay_softmax(job, split), lay_softmax(job, total)};
 }
@@ -123,10 +124,11 @@ static void collect_queries(const struct attention *job, const struct tile *tile
 }
 
 /* Rows `first` to `end` - 1 of a tile, which all see something of the split, in the same pages. */
-static void attend_stretch(const struct attention *job, const struct tile *tile, int head, int split, int first, int end,
-                           const struct desk *desk, struct softmax result) {
+static void attend_stretch(const struct attention *job, const struct tile *tile, int head, int split, int first,
+                           int end, const struct desk *desk, struct softmax result) {
     const struct row *rows = job->rows + tile->first;
-    struct source source = {job->page_table + (size_t)rows[first].request * job->pages_per_request, head, split * SPLIT};
+    const int32_t *page_table = job->page_table + (size_t)rows[first].request * job->pages_per_request;
+    struct source source = {page_table, head, split * SPLIT};
     for (int row = first; row < end; row++) {
         int from = first_token(job, rows[row]) - source.start, limit = rows[row].position + 1 - source.start;
         struct range sees = {from > 0 ? from : 0, limit < SPLIT ? limit : SPLIT};
@@ -235,13 +237,14 @@ static int attend_in_waves(struct pool *pool, struct attention *job) {
     job->wave = room < 1 ? 1 : room < (size_t)splits ? (int)room : splits;
     job->partials = malloc((job->wave + 1) * bytes);
     if (job->partials == NULL) return -1;
-    int failed = 0;
-    for (job->wave_start = job->first_split; job->wave_start <= job->last_split && !failed; job->wave_start += job->wave) {
-        failed = pool_run(pool, tasks * job->wave, attend_one_split, job, desk_bytes(job)) ||
-                 pool_run(pool, tasks, fold_wave, job, 0);
+    int failed = 0, start = job->first_split;
+    for (; start <= job->last_split && !failed; start += job->wave) {
+        job->wave_start = start;
+        failed = pool_run(pool, tasks * job->wave, attend_one_split, job, desk_bytes(job));
+        if (!failed) failed = pool_run(pool, tasks, fold_wave, job, 0);
     }
     free(job->partials);
-    return failed ? -1 : 0;
+    return failed;
 }
 
 static int shares_any(const struct attention *job, int request, int other) {

@@ -1,8 +1,9 @@
-/* Queries over the tokens of one split: scores, their exponentials, weighted values. The innermost loops of attention.c.
+/* Queries over the tokens of one split: scores, their exponentials, weighted values. The inner loops of attention.c.
  *
- * A block is up to 6 queries that read the same pages. Their sums live in registers while a page streams by, and add up in
- * the order of the tokens (a score: of the head's numbers), one after the other. So what a query gets does not depend on who
- * else is in its block. The first block of a stretch brings a split into the second-level cache, the others find it there.
+ * A block is up to 6 queries that read the same pages. Their sums live in registers while a page streams by, and add up
+ * in the order of the tokens (a score: of the head's numbers), one after the other. So what a query gets does not depend
+ * on who else is in its block. The first block of a stretch brings a split into the second-level cache, where the others
+ * find it: going through it in smaller pieces, block after block, was no faster.
  */
 #pragma once
 
@@ -34,7 +35,8 @@ struct softmax {
     float *m, *l, *o;
 };
 
-/* First element of the page that holds the source's token number `token`; keys and values have pages of the same size. */
+/* First element of the page that holds the source's token number `token`; keys and values have pages of the same size.
+ */
 INLINE size_t page_start(const struct pages *pages, const struct source *source, int token) {
     size_t page = source->page_table[(source->start + token) >> pages->shift];
     return (page * pages->kv_heads + source->head) * pages->D * pages->page_size;
@@ -54,8 +56,8 @@ INLINE void prefetch(const int format, const void *pages, size_t index) {
     __builtin_prefetch((const char *)pages + index * format_bytes(format));
 }
 
-/* Scores of 8 * octets tokens for `count` queries; `ahead` is where the same tokens of the next page begin. Inlined once for
- * every constant (count, octets, format). */
+/* Scores of 8 * octets tokens for `count` queries; `ahead` is where the same tokens of the next page begin. Inlined once
+ * for every constant (count, octets, format). */
 INLINE void score_tokens(const int count, const int octets, const int format, const struct pages *pages, size_t first,
                          size_t ahead, const float *q, float *scores) {
     const int D = pages->D, page_size = pages->page_size;
@@ -93,16 +95,16 @@ INLINE void score_split(const int count, const int format, const struct pages *p
     }
 }
 
-/* tanh within 3 units in the last place: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would lose digits. */
+/* tanh within 3 units in the last place: near 0, where 1 - 2 / (e^2x + 1) would lose its digits, an odd polynomial that
+ * meets it in five Chebyshev nodes. */
 INLINE f32x8 tanh8(f32x8 x) {
     f32x8 square = x * x;
-    f32x8 p = splat(-5.70498872745e-3f);
-    p = fma8(p, square, splat(2.06390887954e-2f));
-    p = fma8(p, square, splat(-5.37397155531e-2f));
-    p = fma8(p, square, splat(1.33314422036e-1f));
-    p = fma8(p, square, splat(-3.33332819422e-1f));
-    f32x8 near = fma8(p * square, x, x);
-    f32x8 far = splat(1) - splat(2) / (exp8(x + x) + splat(1));
+    f32x8 p = splat(-6.0967142e-3f);
+    p = fma8(p, square, splat(2.0997180e-2f));
+    p = fma8(p, square, splat(-5.3850908e-2f));
+    p = fma8(p, square, splat(1.3332769e-1f));
+    p = fma8(p, square, splat(-3.3333328e-1f));
+    f32x8 near = fma8(p * square, x, x), far = splat(1) - splat(2) / (exp8(x + x) + splat(1));
     return select8(square < splat(0.390625f), near, far);
 }
 
@@ -180,8 +182,8 @@ INLINE void weigh_split(const int count, const int format, const struct pages *p
     for (; d < pages->D; d += 8) weigh_values(count, 1, format, pages, source, all, d, weights, o);
 }
 
-/* A block of `count` queries, of which query i sees sees[i]. Every token that one of them sees is worked through for all, and
- * weighs 0 for those that do not see it: adding 0 changes no sum. */
+/* A block of `count` queries, of which query i sees sees[i]. Every token that one of them sees is worked through for all,
+ * and weighs 0 for those that do not see it: adding 0 changes no sum. */
 INLINE void attend_block(const int count, const int format, const struct pages *pages, const struct source *source,
                          const struct range *sees, const float *q, float *scores, struct softmax result) {
     struct range all = sees[0];

@@ -145,8 +145,7 @@ struct gated {
     int width;
 };
 
-/* silu(g) = g * sigmoid(g); gelu_tanh(g) = g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)), where sigmoid(z) = 1 / (1 + e^-z)
- */
+/* silu(g) = g * sigmoid(g); gelu_tanh(g) = g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)); sigmoid(z) = 1 / (1 + e^-z) */
 INLINE f32x8 gate_times(const enum activation activation, f32x8 gate, f32x8 up) {
     f32x8 z = gate;
     if (activation == GELU_TANH) z = splat(1.5957691216f) * fma8(splat(0.044715f) * gate * gate, gate, gate);

@@ -117,7 +117,7 @@ STEP = [
         (9, 3, 64, 16, torch.float16, 0),
         (4, 4, 24, 8, torch.float32, 0),
         (30, 1, 8, 64, torch.float16, 0),
-        (100, 2, 8, 16, torch.float32, 0),
+        (60, 1, 8, 16, torch.float32, 0),
         (6, 2, 40, 512, torch.float16, 700),
         (3, 1, 16, 32, torch.float32, 1),
     ],
@@ -187,6 +187,7 @@ def test_random_trees(data: st.DataObject, tree: tuple[list[int], list[SharedRun
     assert torch.equal(grouped, torch.cat([whole[request][first:last] for request, first, last in step]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 300])
 def test_a_small_workspace_does_not_matter(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     """What does not fit at once is folded before more is computed."""

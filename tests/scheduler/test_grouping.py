@@ -1,5 +1,6 @@
 """Shared runs, found in leases: equal to a naive definition, computed anew only when requests come and go."""
 
+import random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scheduler.factories import generate, make_engine, plans, run
+from tests.scheduler.test_everything import Life
 from tests.stub import continuation
+from trunkline.config import CacheConfig
 from trunkline.radix.events import NOBODY
 from trunkline.radix.lease import Lease
 from trunkline.radix.node import Root
@@ -161,3 +164,46 @@ def test_the_engine_plans_them(monkeypatch: pytest.MonkeyPatch, depth: int) -> N
     shared = [plan.shared for plan in plans(engine) if plan.shared]
     assert any((len(run.requests), run.start, run.end) == (6, 0, 24) for found in shared for run in found)
     assert engine.scheduler.grouping.num_computed < len(shared) / 2
+
+
+def test_whatever_happens_runs_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random traffic with drafts, forks, preemptions and lost steps; the stub worker checks every run of every plan."""
+    monkeypatch.setattr(grouping, "SPLIT", 4)
+    monkeypatch.setattr(grouping, "LEAST_SAVED", 4)
+    num_runs = 0
+    for seed in range(12):
+        rng = random.Random(seed)
+        bases = [[rng.randint(1, 3) for _ in range(40)] for _ in range(2)]
+        cache = CacheConfig(block_size=rng.choice([1, 2, 4]))
+        life = Life(rng, bases, cache, num_pages=rng.randint(24, 96), depth=rng.randint(0, 1))
+        for _ in range(40):
+            life.act()
+        life.end()
+        num_runs += sum(len(plan.shared) for plan in life.worker.plans)
+    assert num_runs > 50
+
+
+@pytest.mark.parametrize("mistake", ["one split too many", "a stranger among the readers", "twice"])
+def test_the_stub_worker_finds_wrong_runs(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    monkeypatch.setattr(grouping, "SPLIT", 8)
+    monkeypatch.setattr(grouping, "LEAST_SAVED", 8)
+    right = Grouping.runs
+
+    def wrong(self: Grouping, leases: list[Lease], starts: Any, page_table: np.ndarray) -> tuple[SharedRun, ...]:
+        found = right(self, leases, starts, page_table)
+        if mistake == "one split too many":
+            return tuple(run._replace(end=run.end + 8) for run in found)
+        if mistake == "a stranger among the readers":
+            return tuple(run._replace(requests=np.arange(len(leases), dtype=np.int32)) for run in found)
+        return found + found
+
+    monkeypatch.setattr(Grouping, "runs", wrong)
+    engine, system = make_engine(num_pages=128, max_num_batched_tokens=64), list(range(1, 18))
+    run(engine, generate("first", [*system, 30, 31, 32, 33, 34, 35, 36, 37, 38], max_tokens=1))
+    prompts = {
+        "a": [*system, 30, 31, 32, 33, 34, 35, 36, 40],
+        "b": [*system, 30, 31, 32, 33, 34, 35, 36, 41],
+        "c": [50] * 30,
+    }
+    with pytest.raises(AssertionError, match=r"share|twice"):
+        run(engine, *(generate(name, prompt, max_tokens=20) for name, prompt in prompts.items()))

@@ -1,12 +1,10 @@
 """The whole engine on the Triton kernels, in the interpreter: the tokens of the CPU backend."""
 
-import dataclasses
 import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.scheduler.factories import generate
@@ -15,7 +13,7 @@ from trunkline.constraint import Constraint
 from trunkline.grammar.prepare import prepare
 from trunkline.llm import LLM
 from trunkline.messages import Abort, Failed, Tokens
-from trunkline.step import SPLIT, Plan, SharedRun
+from trunkline.step import SPLIT, Plan
 
 pytestmark = pytest.mark.slow
 
@@ -29,16 +27,6 @@ SCHEMA: dict[str, Any] = {
 ABORTED = "request 2"
 
 
-def share_first_split(plan: Plan, page_size: int) -> Plan:
-    """Have the requests whose first split lies on the same pages read it together."""
-    cached = plan.context_len - np.diff(plan.query_start)
-    groups = defaultdict(list)
-    for request in np.flatnonzero(cached >= SPLIT):
-        groups[plan.page_table[request, : SPLIT // page_size].tobytes()].append(request)
-    runs = [SharedRun(np.array(group, np.int32), 0, SPLIT) for group in groups.values() if len(group) > 1]
-    return dataclasses.replace(plan, shared=tuple(runs))
-
-
 def play(llm: LLM) -> tuple[dict[str, list[int]], int]:
     """Eight requests with a common beginning, one under a schema, one given up: tokens of each, and shared runs seen."""
     engine, prefix = llm.engine, llm.tokenizer.encode("hello world, that is the thing. " * 60)[: SPLIT + 9]
@@ -46,13 +34,12 @@ def play(llm: LLM) -> tuple[dict[str, list[int]], int]:
     grammar = prepare(Constraint(json_schema=SCHEMA)).grammar
     num_shared, submit = 0, engine.worker.submit
 
-    def submit_shared(plan: Plan) -> Any:
+    def submit_and_count(plan: Plan) -> Any:
         nonlocal num_shared
-        plan = share_first_split(plan, engine.worker.page_size)
         num_shared += len(plan.shared)
         return submit(plan)
 
-    engine.worker.submit = submit_shared  # type: ignore[method-assign]
+    engine.worker.submit = submit_and_count  # type: ignore[method-assign]
     tokens: dict[str, list[int]] = defaultdict(list)
 
     def take(messages: list[Any]) -> None:

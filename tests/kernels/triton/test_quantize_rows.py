@@ -62,7 +62,8 @@ def test_rows_of_zeros_and_rows_that_are_not_finite(code) -> None:
     assert codes[3, 1].float() * scales[3] == 2.0
 
 
-def test_no_rows() -> None:
+def test_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.kernels.triton.quantize_rows.quantize_rows_kernel", None)
     assert len(quantize(torch.empty(0, 32), torch.int8)[1]) == 0
 
 

@@ -16,7 +16,7 @@ learns what was chosen only in `wait`: until then tokens stay on the device (Gpu
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from trunkline.workers.device import Device, Event
 from trunkline.workers.gpu_runner import GpuRunner
 from trunkline.workers.sampler import Samples
 from trunkline.workers.step_inputs import StepInputs
+from trunkline.workers.step_thread import StepThread
 from trunkline.workers.worker import check_rows, find_orphans
 
 FIRST_CAPACITY = 2**16  # numbers of a step's masks; it grows
@@ -103,19 +104,14 @@ class GpuWorker:
         device.synchronize()  # with what was loaded on other streams
         self._stream, self._copy_stream = device.new_stream(), device.new_stream()
         self._masks = StepInputs(device, FIRST_CAPACITY)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
-        self._unfinished: set[Future[_Step]] = set()
+        self._thread = StepThread[_Step]()
         self._previous: _Step | None = None  # the step started last; only the thread touches it
         self._sampling: Event | None = None  # behind the newest sampling
         self._closed = False
 
     def submit(self, plan: Plan) -> Future[_Step]:
         """Start the step, or queue it behind the one that runs."""
-        if len(self._unfinished) > self.depth:
-            raise ValueError(f"Step {plan.step} is one too many: at most {self.depth + 1} may be unfinished.")
-        handle = self._thread.submit(self._start, plan)
-        self._unfinished.add(handle)
-        return handle
+        return self._thread.submit(self._start, plan, depth=self.depth)
 
     def wait(self, handle: Future[_Step]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.
@@ -128,15 +124,15 @@ class GpuWorker:
             step = handle.result()
             return self._finish(step)
         except Exception:
-            self._unfinished.discard(handle)
+            self._thread.finished(handle)
             raise
         finally:
             if step is not None and step.result is not None:
-                self._unfinished.discard(handle)
+                self._thread.finished(handle)
 
     def close(self) -> None:
         """Let the steps that run end, drop the others, and give the memory back."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
         if not self._closed:
             self._closed = True
             self._device.synchronize()

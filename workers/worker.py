@@ -11,7 +11,7 @@ copying is all of it. The plan is all it knows: no requests, no tree, no grammar
 import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -33,6 +33,7 @@ from trunkline.workers.memory import available_memory, size_host_tier, size_pool
 from trunkline.workers.plan_message import LAYOUT
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
+from trunkline.workers.step_thread import StepThread
 
 if TYPE_CHECKING:
     from trunkline.workers.gpu_runner import GpuRunner
@@ -199,17 +200,12 @@ class LocalWorker:
         self.max_model_len = max_model_len
         self.tokenizer = tokenizer
         self._runner: ModelRunner | None = runner
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
-        self._unfinished: set[Future[StepResult]] = set()
+        self._thread = StepThread[StepResult]()
         self._previous: StepResult | None = None  # of the step that ran last; only the thread touches it
 
     def submit(self, plan: Plan) -> Future[StepResult]:
         """Start the step, or queue it behind the one that runs."""
-        if len(self._unfinished) > self.depth:
-            raise ValueError(f"Step {plan.step} is one too many: at most {self.depth + 1} may be unfinished.")
-        handle = self._thread.submit(self._run, plan)
-        self._unfinished.add(handle)
-        return handle
+        return self._thread.submit(self._run, plan, depth=self.depth)
 
     def wait(self, handle: Future[StepResult]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.
@@ -220,11 +216,11 @@ class LocalWorker:
             return handle.result()
         finally:
             if handle.done():
-                self._unfinished.discard(handle)
+                self._thread.finished(handle)
 
     def close(self) -> None:
         """Let the step that runs end, drop the others, and give the memory back."""
-        self._thread.shutdown(cancel_futures=True)
+        self._thread.close()
         self._runner = None
 
     def _run(self, plan: Plan) -> StepResult:

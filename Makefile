@@ -1,6 +1,6 @@
 # Trunkline. `make help` lists what there is. Everything is installed into .venv. Outside this folder are only pip's own cache;
-# ~/.cache/trunkline, with compiled kernels and digests of weights (fingerprints.json); and, after serving with keys, the secret
-# ~/.local/state/trunkline/installation-secret.
+# ~/.cache/trunkline, with kernels compiled for the CPU and digests of weights (fingerprints.json); ~/.triton, with kernels compiled for GPUs;
+# and, after serving with keys, the secret ~/.local/state/trunkline/installation-secret.
 #
 #   ARGS    flags passed on:    make serve ARGS='--port 8100'    make test ARGS='-k tree'
 #   PYTHON  which interpreter:  make serve PYTHON=python3.12     (3.11, 3.12 or 3.13)

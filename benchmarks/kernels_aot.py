@@ -135,7 +135,7 @@ def compile_job(job: Job) -> Compiled | str:
 
     spec = specs(job.module, job.arch)[job.place]
     where = f"{spec.name} for sm_{job.arch}"
-    if wrong := misdescribed(spec):
+    if wrong := misdescribed(spec, specs(job.module, job.arch)):
         return f"{where}: {wrong}"
     names = spec.kernel.arg_names
     types = {name: spec.types.get(name, "constexpr") for name in names}
@@ -145,9 +145,8 @@ def compile_job(job: Job) -> Compiled | str:
         dict(spec.constants),
         _attributes(list(types.values())),
     )
-    options = {"num_warps": spec.config.num_warps, "num_stages": spec.config.num_stages}
     try:
-        compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, 32), options=options)
+        compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, 32), options=spec.config.options)
     except Exception as error:  # noqa: BLE001 - Triton's errors have no common base
         return f"{where} does not compile: {str(error).strip().splitlines()[-1]}"
     return Compiled(
@@ -169,8 +168,8 @@ def _attributes(types: Sequence[str]) -> dict[tuple[int], list[list[object]]]:
     return {place: found for place, found in known.items() if found or types[place[0]] == "constexpr"}
 
 
-def misdescribed(spec: KernelSpec) -> str:
-    """What is wrong with a spec's arguments, as a clause; "" if nothing is.
+def misdescribed(spec: KernelSpec, others: Iterable[KernelSpec] = ()) -> str:
+    """What is wrong with a spec's arguments, as a clause; "" if nothing is. `others` are shipped with it.
 
     A launch compiles anew for an integer that is 1, or divisible by 16, unless it is told not to look: then what is launched
     would not be what was compiled here, and compiling would hold up whoever is being served.
@@ -178,14 +177,17 @@ def misdescribed(spec: KernelSpec) -> str:
     given = set(spec.types) | set(spec.constants)
     if given != set(spec.kernel.arg_names):
         return f"its spec names arguments that are not the kernel's: {', '.join(sorted(given ^ set(spec.kernel.arg_names)))}."
+    alike = [other for other in (*others, spec) if other.kernel is spec.kernel]
     for parameter in spec.kernel.params:
-        kind = spec.types.get(parameter.name, "")
-        if re.fullmatch(r"[iu]\d+", kind) and not parameter.do_not_specialize:
+        name, kind = parameter.name, spec.types.get(parameter.name, "")
+        is_looked_at = re.fullmatch(r"[iu]\d+", kind) and not parameter.do_not_specialize
+        if is_looked_at and not any(other.types[name] == f"{kind}:16" for other in alike):
             return (
-                f"a launch looks at the value of {parameter.name}; name it in do_not_specialize, or its type {kind}:16."
+                f"a launch looks at the value of {name}; name it in do_not_specialize, or its type {kind}:16, in another spec"
+                " at least."
             )
         if re.fullmatch(r"[iu]\d+:16", kind) and parameter.do_not_specialize:
-            return f"a launch doesn't look at the value of {parameter.name}, so it can't know that 16 divides it; its type is {kind[:-3]}."
+            return f"a launch doesn't look at the value of {name}, so it can't know that 16 divides it; its type is {kind[:-3]}."
     return ""
 
 

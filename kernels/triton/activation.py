@@ -44,9 +44,7 @@ def gated_mul(gate_up: Tensor, activation: Activation, *, out: Tensor) -> None:
         return
     config = _config(width)
     grid = (triton.cdiv(rows, config.blocks["ROWS"]), triton.cdiv(width, config.blocks["BLOCK"]))
-    _gated_mul_kernel[grid](
-        gate_up, out, rows, width, SILU=activation == "silu", **config.blocks, num_warps=config.num_warps
-    )
+    _gated_mul_kernel[grid](gate_up, out, rows, width, SILU=activation == "silu", **config.blocks, **config.options)
 
 
 def _config(width: int) -> Config:

@@ -47,15 +47,27 @@ class Tiles(NamedTuple):
 
 
 def _tiles(
-    block_n: int, splits: dict[int, tuple[int, int]], prompt: tuple[int, int, int], merged_heads: int = 4
+    block_n: int,
+    splits: dict[int, tuple[int, int]],
+    prompt: tuple[int, int, int],
+    *,
+    merged_heads: int = 4,
+    registers: tuple[int | None, int | None] = (255, 255),
 ) -> Tiles:
-    """From (num_warps, num_stages) per height of a tile. BLOCK_N is one for all, for it decides how a row is summed."""
+    """From (num_warps, num_stages) per height of a tile. BLOCK_N is one for all, for it decides how a row is summed.
 
-    def config(block_m: int, num_warps: int, num_stages: int) -> Config:
-        return Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps, num_stages)
+    registers  of splits and of prompt. 255 is all there are: left alone, the compiler stops a few short of them, and spills;
+               where float32 is multiplied it spills if it may take so many
+    """
 
-    merge = Config({"BLOCK_H": merged_heads}, num_warps=4, num_stages=3)
-    return Tiles({height: config(height, *options) for height, options in splits.items()}, config(*prompt), merge)
+    def config(block_m: int, num_warps: int, num_stages: int, registers: int | None) -> Config:
+        return Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps, num_stages, registers)
+
+    return Tiles(
+        splits={height: config(height, *options, registers[0]) for height, options in splits.items()},
+        prompt=config(*prompt, registers[1]),
+        merge=Config({"BLOCK_H": merged_heads}, num_warps=4, num_stages=3),
+    )
 
 
 # (bytes of an element of a page, head size) -> tiles; chosen by what compiles without spills, not measured.
@@ -66,30 +78,36 @@ _HOPPER = {
     (2, 64): _tiles(64, {16: (4, 3), 64: (4, 3), 128: (8, 3)}, prompt=(128, 8, 3)),
     (2, 128): _tiles(64, {16: (4, 3), 64: (8, 2), 128: (8, 3)}, prompt=(64, 8, 2)),
     (2, 256): _tiles(16, {16: (4, 3), 64: (8, 2)}, prompt=(64, 8, 2), merged_heads=2),
-    (4, 64): _tiles(32, {16: (4, 2), 32: (8, 2)}, prompt=(64, 8, 2)),
-    (4, 128): _tiles(32, {16: (4, 2)}, prompt=(64, 8, 2)),
-    (4, 256): _tiles(32, {16: (4, 2), 32: (8, 2)}, prompt=(32, 8, 2), merged_heads=2),
+    (4, 64): _tiles(32, {16: (4, 2), 32: (8, 2)}, prompt=(32, 8, 2), registers=(None, 232)),
+    (4, 128): _tiles(32, {16: (4, 2)}, prompt=(32, 8, 2), registers=(None, 232)),
+    (4, 256): _tiles(32, {16: (4, 2), 32: (8, 2)}, prompt=(32, 8, 2), merged_heads=2, registers=(None, None)),
 }
 _AMPERE = {
     **_HOPPER,
     (2, 64): _tiles(32, {16: (4, 3), 64: (4, 3), 128: (8, 3)}, prompt=(64, 8, 3)),
-    (2, 128): _tiles(32, {16: (4, 3), 64: (4, 3), 128: (8, 3)}, prompt=(64, 8, 2)),
+    (2, 128): _tiles(32, {16: (4, 3), 64: (8, 2)}, prompt=(64, 8, 2)),
     (2, 256): _tiles(16, {16: (4, 3), 64: (8, 2)}, prompt=(32, 8, 2), merged_heads=2),
+    (4, 64): _tiles(32, {16: (4, 2), 32: (8, 2)}, prompt=(32, 8, 2), registers=(None, 168)),
+    (4, 128): _tiles(32, {16: (4, 2)}, prompt=(32, 8, 2), registers=(None, 168)),
 }
 _BLACKWELL = {  # its tensor cores' memory is filled from registers: tiles of 64 rows spill for the largest heads
     **_HOPPER,
     (1, 256): _tiles(16, {16: (4, 3), 32: (4, 2)}, prompt=(32, 8, 2), merged_heads=2),
+    (2, 128): _tiles(64, {16: (4, 3), 64: (8, 2)}, prompt=(64, 8, 2)),
     (2, 256): _tiles(16, {16: (4, 3), 32: (4, 2)}, prompt=(32, 8, 2), merged_heads=2),
 }
 TABLES = {80: _AMPERE, 90: _HOPPER, 100: _BLACKWELL}
+# What differs in layers with a window, which mask more. The heights of the tiles don't: one list of work serves all layers.
+WINDOWED = {100: {(2, 128): _tiles(32, {16: (4, 3), 64: (8, 1)}, prompt=(64, 8, 1))}}
 TENSOR_CORES = {90: ("HGMMA",), 100: ("UTCHMMA", "UTCQMMA")}  # arch -> instructions of tiles of 64 rows or more
 HEAD_DIMS = (64, 96, 128, 256)  # what is compiled ahead of time; others up to 256 take the tiles of the next larger one
 
 
-def tiles_for(arch: int, dtype: torch.dtype, head_dim: int) -> Tiles:
+def tiles_for(arch: int, dtype: torch.dtype, head_dim: int, *, has_window: bool = False) -> Tiles:
     """How attention is launched for pages of this dtype."""
     assert head_dim <= 256 and head_dim % 8 == 0, head_dim
-    return TABLES[arch][dtype.itemsize, max(64, triton.next_power_of_2(head_dim))]
+    key = dtype.itemsize, max(64, triton.next_power_of_2(head_dim))
+    return WINDOWED.get(arch, {}).get(key, TABLES[arch][key]) if has_window else TABLES[arch][key]
 
 
 class Capacity(NamedTuple):
@@ -299,6 +317,7 @@ def attention(
     )
     assert work.tiles == tiles_for(work.arch, keys.dtype, dim), f"the work was not planned for {TYPE_NAMES[keys.dtype]}"
 
+    tiles = tiles_for(work.arch, keys.dtype, dim, has_window=window > 0)
     score_scale = scale * key_scale
     numbers = {
         "window": window,
@@ -319,25 +338,25 @@ def attention(
         return (min(items, work.max_programs),)
 
     if work.capacity.prompts:
-        config = work.tiles.prompt
+        config = tiles.prompt
         attend_prompt_kernel[grid(work.capacity.prompts * kv.kv_heads)](
             qkv, keys, values, out, items_ptr=work.section("prompts"), num_items_ptr=counts[-2:], **lists, **numbers,
-            value_scale=value_scale, **shape, **config.blocks, num_warps=config.num_warps, num_stages=config.num_stages,
+            value_scale=value_scale, **shape, **config.blocks, **config.options,
         )  # fmt: skip
-    for kind, (items, config) in enumerate(zip(work.capacity.splits, work.tiles.splits.values(), strict=True)):
+    for kind, (items, config) in enumerate(zip(work.capacity.splits, tiles.splits.values(), strict=True)):
         if items:
             attend_splits_kernel[grid(items * kv.kv_heads)](
                 qkv, keys, values, workspace.parts, workspace.logarithms, items_ptr=work.section(f"splits{kind}"),
                 num_items_ptr=counts[kind:], first_part_ptr=first_part, **lists, **numbers,
-                **shape, **config.blocks, num_warps=config.num_warps, num_stages=config.num_stages,
+                **shape, **config.blocks, **config.options,
             )  # fmt: skip
     if work.capacity.merge_rows:
-        config = work.tiles.merge
+        config = tiles.merge
         blocks = triton.cdiv(heads, config.blocks["BLOCK_H"])
         merge_splits_kernel[grid(work.capacity.merge_rows * blocks)](
             workspace.parts, workspace.logarithms, out, work.section("merge_rows"), counts[-1:], first_part,
             batch.positions, window, value_scale, HAS_WINDOW=window > 0, HEADS=heads, HEAD_DIM=dim,
-            BLOCK_D=shape["BLOCK_D"], **config.blocks, num_warps=config.num_warps, num_stages=config.num_stages,
+            BLOCK_D=shape["BLOCK_D"], **config.blocks, **config.options,
         )  # fmt: skip
 
 
@@ -389,7 +408,7 @@ def _specs(
     constants = _constants(
         group, kv_heads, head_dim, page_size, kv_heads * page_size * head_dim, has_window, has_soft_cap
     )
-    tiles = tiles_for(arch, kv_dtype or dtype, head_dim)
+    tiles = tiles_for(arch, kv_dtype or dtype, head_dim, has_window=has_window)
     query, stored = (f"*{TYPE_NAMES[each]}:16" for each in (dtype, kv_dtype or dtype))
     ints = "*i32:16"
     tensors = {"qkv_ptr": query, "keys_ptr": stored, "values_ptr": stored}

@@ -164,23 +164,32 @@ def _finish(total, weight, value_scale):
 
 
 @triton.jit
-def _load_tile(
+def _rows(item_ptr, item_rows_ptr, kv_head, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The rows of a tile, all [M]: is it one, its token row and query head.
+
+    Called once before the tokens are gone through, and once behind: kept meanwhile, they would take the registers of what is
+    summed. Hence volatile, or the compiler would see that it is the same.
+    """
+    first = tl.load(item_ptr, volatile=True)
+    count = tl.load(item_ptr + 1, volatile=True)
+    place = tl.arange(0, BLOCK_M)
+    is_row = place // GROUP < count
+    row = tl.load(item_rows_ptr + first + place // GROUP, mask=is_row, other=0)
+    return is_row, row, kv_head * GROUP + place % GROUP
+
+
+@triton.jit
+def _load_queries(
     item_ptr, item_rows_ptr, positions_ptr, qkv_ptr, kv_head,
     GROUP: tl.constexpr, ROW_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """The rows of a tile, all [M]: is it one, its token row, query head and position; and its query [M, D]."""
-    first = tl.load(item_ptr)
-    count = tl.load(item_ptr + 1)
-    place = tl.arange(0, BLOCK_M)
-    is_row = place // GROUP < count
-    row = tl.load(item_rows_ptr + first + place // GROUP, mask=is_row, other=0)
-    position = tl.load(positions_ptr + row, mask=is_row, other=-1)
-    head = kv_head * GROUP + place % GROUP
+    """Of the rows of a tile: position [M], -1 where there is none, and query [M, D]."""
+    is_row, row, head = _rows(item_ptr, item_rows_ptr, kv_head, GROUP, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
     queries_ptrs = qkv_ptr + row.to(tl.int64)[:, None] * ROW_STRIDE + head[:, None] * HEAD_DIM + column[None, :]
     queries = tl.load(queries_ptrs, mask=is_row[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
-    return is_row, row, head, position, queries
+    return tl.load(positions_ptr + row, mask=is_row, other=-1), queries
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -197,7 +206,7 @@ def attend_splits_kernel(
     for pair in range(tl.program_id(0), num_pairs, tl.num_programs(0)):
         kv_head = pair % KV_HEADS
         item_ptr = items_ptr + pair // KV_HEADS * ITEM
-        is_row, row, head, position, queries = _load_tile(
+        position, queries = _load_queries(
             item_ptr, item_rows_ptr, positions_ptr, qkv_ptr, kv_head,
             GROUP, (GROUP + 2) * KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_M,
         )  # fmt: skip
@@ -205,7 +214,7 @@ def attend_splits_kernel(
         begin = tl.load(item_ptr + 3)
         end = tl.load(item_ptr + 4)
         split = begin // SPLIT
-        lowest = tl.min(tl.where(is_row, position, FAR), axis=0)
+        lowest = tl.min(tl.where(position < 0, FAR, position), axis=0)
         highest = tl.max(position, axis=0)
         if HAS_WINDOW:
             begin = tl.maximum(begin, _first_seen(lowest, window, HAS_WINDOW))
@@ -216,6 +225,7 @@ def attend_splits_kernel(
                 keys_ptr + head_offset, values_ptr + head_offset, table_ptr, unit, bend,
                 HAS_WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, PAGE_STRIDE,
             )  # fmt: skip
+            is_row, row, head = _rows(item_ptr, item_rows_ptr, kv_head, GROUP, BLOCK_M)
             first_split = _first_seen(position, window, HAS_WINDOW) // SPLIT
             is_part = is_row & (first_split <= split) & (split <= position // SPLIT)  # only those have a place
             slot = tl.load(first_part_ptr + row, mask=is_part, other=0).to(tl.int64) + split
@@ -239,14 +249,14 @@ def attend_prompt_kernel(
     for pair in range(tl.program_id(0), num_pairs, tl.num_programs(0)):
         kv_head = pair % KV_HEADS
         item_ptr = items_ptr + pair // KV_HEADS * ITEM
-        is_row, row, head, position, queries = _load_tile(
+        position, queries = _load_queries(
             item_ptr, item_rows_ptr, positions_ptr, qkv_ptr, kv_head,
             GROUP, (GROUP + 2) * KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_D, BLOCK_M,
         )  # fmt: skip
         table_ptr = page_table_ptr + tl.load(item_ptr + 2).to(tl.int64) * table_stride
         begin = tl.load(item_ptr + 3)
         end = tl.load(item_ptr + 4)
-        lowest = tl.min(tl.where(is_row, position, FAR), axis=0)
+        lowest = tl.min(tl.where(position < 0, FAR, position), axis=0)
         highest = tl.max(position, axis=0)
         if HAS_WINDOW:
             begin = tl.maximum(begin, _first_seen(lowest, window, HAS_WINDOW))
@@ -261,6 +271,7 @@ def attend_prompt_kernel(
                 HAS_WINDOW, SOFT_CAP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PAGE_SIZE, PAGE_STRIDE,
             )  # fmt: skip
             total, weight, peak = _fold(total, weight, peak, part, logarithm)
+        is_row, row, head = _rows(item_ptr, item_rows_ptr, kv_head, GROUP, BLOCK_M)
         column = tl.arange(0, BLOCK_D)
         at = row.to(tl.int64) * (GROUP * KV_HEADS) + head
         out = _finish(total, weight, value_scale).to(out_ptr.dtype.element_ty)

@@ -45,9 +45,7 @@ def apply_bitmask(logits: Tensor, masks: Tensor, mask_rows: Tensor) -> None:
     if not rows or not vocab_size:
         return
     grid = (rows, triton.cdiv(triton.cdiv(vocab_size, WORD), CONFIG.blocks["WORDS"]))
-    _apply_bitmask_kernel[grid](
-        logits, masks, mask_rows, vocab_size, masks.shape[1], **CONFIG.blocks, num_warps=CONFIG.num_warps
-    )
+    _apply_bitmask_kernel[grid](logits, masks, mask_rows, vocab_size, masks.shape[1], **CONFIG.blocks, **CONFIG.options)
 
 
 def specs(arch: int) -> list[KernelSpec]:

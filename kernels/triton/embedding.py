@@ -41,9 +41,7 @@ def embed(ids: Tensor, weight: Tensor, *, out: Tensor, first_id: int = 0) -> Non
         return
     config = NARROW if width <= 4 * NARROW.blocks["BLOCK"] else WIDE
     grid = (triton.cdiv(tokens, config.blocks["ROWS"]), triton.cdiv(width, config.blocks["BLOCK"]))
-    _embed_kernel[grid](
-        ids, weight, out, tokens, first_id, len(weight), width, **config.blocks, num_warps=config.num_warps
-    )
+    _embed_kernel[grid](ids, weight, out, tokens, first_id, len(weight), width, **config.blocks, **config.options)
 
 
 def specs(arch: int) -> list[KernelSpec]:

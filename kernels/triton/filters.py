@@ -261,14 +261,14 @@ def filter_rows(logits: Tensor, masks: Tensor | None, table: RowTable, counts: C
     sizes = (logits.stride(0), logits.shape[1], num_masks, mask_stride)
     grid, filters, state = (counts.filters,), table.filters, workspace.state
     lists = (workspace.lists, workspace.totals)
-    _bound_kernel[grid](*rows, table.reals, filters, state, *sizes, **BOUND.blocks, num_warps=BOUND.num_warps)
+    _bound_kernel[grid](*rows, table.reals, filters, state, *sizes, **BOUND.blocks, **BOUND.options)
     _gather_kernel[grid](
-        *rows, table.reals, filters, state, *lists, *sizes, **GATHER.blocks, num_warps=GATHER.num_warps
+        *rows, table.reals, filters, state, *lists, *sizes, **GATHER.blocks, **GATHER.options
     )  # fmt: skip
     _threshold_kernel[grid](
-        *rows, table.reals, filters, state, *lists, *sizes, **SEARCH.blocks, num_warps=SEARCH.num_warps
+        *rows, table.reals, filters, state, *lists, *sizes, **SEARCH.blocks, **SEARCH.options
     )  # fmt: skip
-    _last_id_kernel[grid](*rows, filters, state, *sizes, **TIES.blocks, num_warps=TIES.num_warps)
+    _last_id_kernel[grid](*rows, filters, state, *sizes, **TIES.blocks, **TIES.options)
 
 
 def specs(arch: int) -> list[KernelSpec]:

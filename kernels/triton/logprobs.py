@@ -129,10 +129,10 @@ def report(
     tensors = (table.reports, status, token_ids, workspace.peaks, workspace.ranks, workspace.likeliest)
     _report_blocks_kernel[(counts.reports, blocks)](
         logits, *tensors, logits.stride(0), logits.shape[1], blocks,
-        LANES=LANES, MOST=MAX_ALTERNATIVES, **SCAN.blocks, num_warps=SCAN.num_warps,
+        LANES=LANES, MOST=MAX_ALTERNATIVES, **SCAN.blocks, **SCAN.options,
     )  # fmt: skip
     _report_kernel[(counts.reports,)](
-        logits, *tensors, out, logits.stride(0), blocks, **MERGE_LIKELIEST.blocks, num_warps=MERGE_LIKELIEST.num_warps
+        logits, *tensors, out, logits.stride(0), blocks, **MERGE_LIKELIEST.blocks, **MERGE_LIKELIEST.options
     )  # fmt: skip
 
 

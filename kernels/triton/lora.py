@@ -246,8 +246,7 @@ def add_lora(x: Tensor, adapters: Adapters, segments: Segments, *, workspace: Te
         k,
         rank,
         **shrink.blocks,
-        num_warps=shrink.num_warps,
-        num_stages=shrink.num_stages,
+        **shrink.options,
     )
     expand_kernel[(num_items, triton.cdiv(n, expand.blocks["BLOCK_N"]))](
         workspace,
@@ -262,8 +261,7 @@ def add_lora(x: Tensor, adapters: Adapters, segments: Segments, *, workspace: Te
         rank,
         out.stride(0),
         **expand.blocks,
-        num_warps=expand.num_warps,
-        num_stages=expand.num_stages,
+        **expand.options,
     )
 
 

@@ -192,8 +192,7 @@ def matmul_fp8(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None, *, out:
         int(bias is not None),
         BLOCKWISE=weight.is_blockwise,
         **config.blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 
@@ -226,8 +225,7 @@ def matmul_fp8_rows(
         int(bias is not None),
         BLOCKWISE=weight.is_blockwise,
         **config.blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 

@@ -187,8 +187,7 @@ def matmul_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, *, ou
         int(bias is not None),
         AWQ=weight.layout == "awq",
         **config.blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 

@@ -125,8 +125,7 @@ def matmul_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None =
         k,
         int(bias is not None),
         **config.blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 
@@ -155,8 +154,7 @@ def matmul_int8_rows(
         k,
         int(bias is not None),
         **config.blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options,
     )
 
 

@@ -65,7 +65,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, epsilon: float, 
     config = _config(width)
     _rms_norm_kernel[(triton.cdiv(rows, config.blocks["ROWS"]),)](
         x, x if residual is None else residual, weight, out, rows, width, epsilon, HAS_RESIDUAL=residual is not None,
-        **config.blocks, num_warps=config.num_warps,
+        **config.blocks, **config.options,
     )  # fmt: skip
 
 

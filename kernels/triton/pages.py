@@ -89,7 +89,7 @@ def _launch(
         *source, *target, ids[0] if sources is None else sources, ids[0] if targets is None else targets,
         len(ids[0]), words, *source[0].stride()[:2], *target[0].stride()[:2],
         HAS_SOURCES=sources is not None, HAS_TARGETS=targets is not None,
-        **CONFIG.blocks, num_warps=CONFIG.num_warps, num_stages=CONFIG.num_stages,
+        **CONFIG.blocks, **CONFIG.options,
     )  # fmt: skip
 
 

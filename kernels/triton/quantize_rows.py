@@ -51,9 +51,7 @@ def quantize_rows(x: Tensor, *, out: Tensor, scales: Tensor) -> None:
     assert scales.shape == (m,) and scales.dtype == torch.float32 and scales.is_contiguous()
     if m == 0:
         return
-    quantize_rows_kernel[(m,)](
-        x, out, scales, k, LARGEST[out.dtype], **CONFIG.blocks, num_warps=CONFIG.num_warps, num_stages=CONFIG.num_stages
-    )
+    quantize_rows_kernel[(m,)](x, out, scales, k, LARGEST[out.dtype], **CONFIG.blocks, **CONFIG.options)
 
 
 def reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

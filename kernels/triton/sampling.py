@@ -145,13 +145,13 @@ def adjust(
     adjusted.zero_()
     _count_kernel[(counts.adjusts,)](
         table.words, table.adjusts, table.words if previous is None else previous, adjusted.view(torch.int32), vocab_size,
-        **HISTORY.blocks, num_warps=HISTORY.num_warps,
+        **HISTORY.blocks, **HISTORY.options,
     )  # fmt: skip
     _penalize_kernel[(counts.adjusts, num_blocks(vocab_size))](
-        logits, adjusted, table.adjusts, table.reals, logits.stride(0), vocab_size, **SCAN.blocks, num_warps=SCAN.num_warps
+        logits, adjusted, table.adjusts, table.reals, logits.stride(0), vocab_size, **SCAN.blocks, **SCAN.options
     )  # fmt: skip
     _change_kernel[(counts.adjusts,)](
-        table.words, table.adjusts, adjusted, vocab_size, **HISTORY.blocks, num_warps=HISTORY.num_warps
+        table.words, table.adjusts, adjusted, vocab_size, **HISTORY.blocks, **HISTORY.options
     )  # fmt: skip
 
 
@@ -250,11 +250,11 @@ def choose(
     _scan_kernel[(counts.rows, blocks)](
         logits, workspace.adjusted, table.integers if masks is None else masks, table.integers, workspace.ranked,
         workspace.allowed, logits.stride(0), vocab_size, num_masks, mask_stride,
-        **MERGE.blocks, **SCAN.blocks, num_warps=SCAN.num_warps,
+        **MERGE.blocks, **SCAN.blocks, **SCAN.options,
     )  # fmt: skip
     _conclude_kernel[(counts.rows,)](
         table.integers, table.reals, workspace.ranked, workspace.allowed, workspace.state, token_ids, status, tops,
-        blocks, num_masks, vocab_size, **MERGE.blocks, num_warps=MERGE.num_warps,
+        blocks, num_masks, vocab_size, **MERGE.blocks, **MERGE.options,
     )  # fmt: skip
 
 
@@ -322,11 +322,11 @@ def draw(
     _score_kernel[(counts.draws, blocks)](
         logits, workspace.adjusted, table.integers if masks is None else masks, table.integers, table.reals, table.seeds,
         table.draws, workspace.state, workspace.scores, workspace.winners, logits.stride(0), vocab_size, num_masks,
-        mask_stride, **MERGE.blocks, **SCAN.blocks, num_warps=SCAN.num_warps,
+        mask_stride, **MERGE.blocks, **SCAN.blocks, **SCAN.options,
     )  # fmt: skip
     _decide_kernel[(counts.draws,)](
         table.draws, workspace.state, workspace.scores, workspace.winners, token_ids, blocks,
-        **MERGE.blocks, num_warps=MERGE.num_warps,
+        **MERGE.blocks, **MERGE.options,
     )  # fmt: skip
 
 

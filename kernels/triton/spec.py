@@ -31,11 +31,19 @@ class Config(NamedTuple):
     blocks      its constants that are sizes of blocks, by name
     num_warps   of 32 threads, per program
     num_stages  of the software pipeline
+    registers   that the compiler may give a thread; None: as it thinks best, which for a few kernels is too few
     """
 
     blocks: Mapping[str, int]
     num_warps: int = 4
     num_stages: int = 3
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What a launch and a compilation are told besides the kernel's own arguments."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

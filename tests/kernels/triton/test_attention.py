@@ -13,7 +13,7 @@ from tests.kernels.factories import assert_close
 from tests.kernels.triton.attention_factories import ARCH, LAYER, TOLERANCE, Requests, shared_run
 from trunkline.kernels.triton import attention as module
 from trunkline.kernels.triton import interpreter
-from trunkline.kernels.triton.attention import Workspace, attention, decode_capacity, plan_attention
+from trunkline.kernels.triton.attention import TABLES, WINDOWED, Workspace, attention, decode_capacity, plan_attention
 
 pytestmark = pytest.mark.skipif(not interpreter.is_on(), reason="benchmarks/gpu_visit.sh checks them on a GPU")
 
@@ -228,3 +228,11 @@ def test_what_does_not_belong_together_is_refused() -> None:
         attention(torch.zeros(1, 8 * 64), batch, kv, LAYER, 1.0, out=out, workspace=workspace)
     with pytest.raises(AssertionError, match=r"\[1, 448\]"):
         attention(torch.zeros(1, 7 * 64), batch, kv, LAYER, 1.0, out=out, workspace=workspace)
+
+
+def test_one_list_of_work_serves_layers_with_a_window_and_without() -> None:
+    for arch, tables in WINDOWED.items():
+        for key, windowed in tables.items():
+            plain = TABLES[arch][key]
+            assert windowed.splits.keys() == plain.splits.keys()
+            assert windowed.prompt.blocks["BLOCK_M"] == plain.prompt.blocks["BLOCK_M"]

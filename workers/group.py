@@ -11,8 +11,8 @@
                                    └──── collectives (NCCL, gloo): sums in every layer ────┘
 
 Who is gone is seen by the socket pair, which the system closes with a process: a rank that reads its end there ends itself, even in
-the middle of a step, so that none outlives this process; and a thread here tells of a rank that has ended. What is left of such a
-group cannot go on: its engine must be started again.
+the middle of a step, so that none outlives this process; and a thread here tells of a rank that has ended. One that hangs is told of by a
+step that does not end. What is left of such a group cannot go on: its engine must be started again.
 """
 
 import contextlib
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trunkline.engine")
 
 END_SECONDS = 5.0  # for a rank to end once its connection is closed
+STEP_SECONDS = 300.0  # for a step: far more than the longest takes, also where kernels are compiled for it first
 LAST_WORDS_SECONDS = 2.0  # between a broken connection to a rank and what is heard of why
 
 
@@ -308,9 +309,14 @@ class GroupWorker:
     def wait(self, handle: Future[Any]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.
 
-        Raises EngineDead if a rank is gone, or if the step failed on this one alone: the ranks have lost step then.
+        Raises EngineDead if a rank is gone, if the step failed on this one alone (the ranks have lost step then), or if it does not end.
         """
-        wait_for_any([handle, self.group.lost], return_when=FIRST_COMPLETED)
+        done, _ = wait_for_any([handle, self.group.lost], STEP_SECONDS, FIRST_COMPLETED)
+        if not done:
+            pids = ", ".join(map(str, self.group.pids))
+            self.group.lose(
+                f"A step has not ended within {STEP_SECONDS:g} seconds: a rank hangs (the processes of the others are {pids})."
+            )
         if not self.group.lost.done():
             try:
                 return self._worker.wait(handle)

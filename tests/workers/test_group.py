@@ -220,6 +220,22 @@ def test_a_rank_that_is_killed_in_the_middle_of_a_step(folder: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells of it but the step, and closing ends it all the same."""
+    monkeypatch.setattr(group_module, "STEP_SECONDS", 0.5)
+    monkeypatch.setattr(group_module, "END_SECONDS", 0.5)
+    worker = load_worker(make_config(folder, 2))
+    assert isinstance(worker, GroupWorker)
+    (pid,) = worker.group.pids
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineDead, match=rf"A step has not ended within 0\.5 seconds: a rank hangs .*{pid}"):
+        run(worker, [Chunk([1, 2], 0, 2, [3])])
+    worker.close()
+    assert is_gone(pidfd)
+
+
+@pytest.mark.slow
 def test_a_rank_that_missed_a_plan_says_so(folder: Path) -> None:
     worker = load_worker(make_config(folder, 2))
     assert isinstance(worker, GroupWorker)

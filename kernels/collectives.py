@@ -57,6 +57,10 @@ class Collectives(Protocol):
     def compare(self, name: bytes, what: str) -> None:
         """Make sure that all ranks say the same `name`, of 32 bytes. Blocks. Raises CollectiveError, which says `what` differs."""
 
+    def abort(self) -> None:
+        """End what this rank waits for on its GPU, with an error: one that is gone would be waited for until TIMEOUT. From any
+        thread. Between CPUs the closed connection does that."""
+
     def close(self) -> None:
         """Idempotent."""
 
@@ -76,6 +80,9 @@ class OneRank:
         return number
 
     def compare(self, name: bytes, what: str) -> None:
+        pass
+
+    def abort(self) -> None:
         pass
 
     def close(self) -> None:
@@ -121,6 +128,10 @@ class Ranks:
         for rank in range(self.size):
             if not torch.equal(names[rank], names[0]):
                 raise CollectiveError(f"Rank {rank} of {self.size} has another {what} than rank 0.")
+
+    def abort(self) -> None:
+        if (device := self._device) is not None:
+            device.abort()
 
     def close(self) -> None:
         if self._host is not None:

@@ -67,7 +67,7 @@ class LlamaModel:
             self._activations = Activations.allocate(self.config, rows, kernels.activation_dtype, kernels.device)
 
     def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor) -> Tensor:
-        """Logits [L, V] of the `wanted` rows, int64 [L], on every rank; writes the keys and values of all T rows into their pages.
+        """Logits [L, V] of the `wanted` rows, int32 or int64 [L], on every rank; writes the keys and values of all T rows into their pages.
 
         ids     int32 [T], each 0 … V-1
         batch   after `Kernels.prepare`; its positions must be within what `grow_rope` was told of

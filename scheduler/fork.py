@@ -9,7 +9,8 @@ its pages.
 
 Whoever can't fork waits in the queue like everybody else, with the first token it has: no place or no pages are left,
 or the prompt's own logprobs are wanted, which are computed, not shared. If a leader ends before its prompt is read, the
-first of its followers leads the others. What comes out is the same in every case; only how often a prompt is read
+first of its followers leads the others; so it does for those who got no first token because the step already forks as many
+as --max-num-seqs. What comes out is the same in every case; only how often a prompt is read
 differs.
 """
 

@@ -53,15 +53,17 @@ class PlanBuilder:
     piece = builder.add(request, num_new=16)    # its next 16 tokens
     plan = builder.build(Grouping(page_size=16))
 
-    masks  of the rows that choose for texts which follow a grammar
+    max_forks  followers who may get their first token in the step: their rows come beside those of its tokens
+    masks      of the rows that choose for texts which follow a grammar
     """
 
-    def __init__(self, step: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, step: int, eos_token_ids: frozenset[int], *, max_forks: int = 0) -> None:
         self.step = step
         self.eos_token_ids = eos_token_ids
         self.num_tokens = 0
         self.masks = StepMasks()
         self._pieces: list[Piece] = []
+        self._forks_left = max_forks
         self._starts: list[int] = []  # of each piece's tokens, drafts included,
         self._ends: list[int] = []  # and where they end
         self._token_ids = bytearray()  # int32, little-endian
@@ -121,8 +123,10 @@ class PlanBuilder:
             )
 
     def _fork(self, followers: list[Request], *, at: int, position: int) -> tuple[Fork, ...]:
-        """Rows for the first tokens of those who have the same prompt."""
+        """Rows for the first tokens of those who have the same prompt, as far as there is room."""
         first = len(self._rows)
+        followers = followers[: self._forks_left]
+        self._forks_left -= len(followers)
         for follower in followers:
             self._rows.append(self._choose(follower, at=at, position=position, mask=self._mask(follower)))
         return tuple(Fork(follower, row) for row, follower in enumerate(followers, start=first))

@@ -218,7 +218,7 @@ class Scheduler:
         self.now = now
         self.cache.tick(now)
         self.tiering.poll(now)
-        builder = PlanBuilder(self.last_step + 1, self.eos_token_ids)
+        builder = PlanBuilder(self.last_step + 1, self.eos_token_ids, max_forks=self.config.max_num_seqs)
         pieces: list[Piece] = []
         turns = Turns(self.admission, builder, self.max_step_tokens(), now)
         if self._plan_running(builder, pieces, turns):

@@ -73,8 +73,15 @@ class Device(Protocol):
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Host memory that copies read and write while the host goes on. Zeros."""
 
-    def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what `work` launches. Its kernels must have run before, so that none is compiled meanwhile."""
+    def new_graph_pool(self) -> Any:
+        """Memory for what graphs allocate, of which only one runs at a time. It is gone when the last of them is: graphs
+        to come need a new one."""
+
+    def capture(self, work: Callable[[], None], pool: Any) -> Graph:
+        """Record what `work` launches. Its kernels must have run before, so that none is compiled meanwhile.
+
+        What they read and did not allocate themselves must stay allocated for as long as the graph: it holds addresses.
+        """
 
     def memory(self) -> DeviceMemory: ...
 
@@ -92,7 +99,6 @@ class CudaDevice:
         self.torch_device = torch_device
         self.name = torch.cuda.get_device_name(torch_device)
         torch.cuda.set_device(torch_device)
-        self._graph_pool: Any = None  # one for all graphs: only one of them runs at a time
 
     def new_stream(self) -> Any:
         stream: Any = torch.cuda.Stream
@@ -122,12 +128,14 @@ class CudaDevice:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def capture(self, work: Callable[[], None]) -> Any:
+    def new_graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Callable[[], None], pool: Any) -> Any:
         graph = torch.cuda.CUDAGraph()
         # Another thread of this process may allocate pinned memory, which a stricter mode would call an error.
-        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
-        self._graph_pool = graph.pool()
         return graph
 
     def memory(self) -> DeviceMemory:
@@ -178,7 +186,10 @@ class HostDevice:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def new_graph_pool(self) -> Any:
+        return None
+
+    def capture(self, work: Callable[[], None], pool: Any) -> Graph:
         return _Again(work)
 
     def memory(self) -> DeviceMemory:

@@ -66,11 +66,12 @@ def load_gpu_part(
     )
     scheduler = config.scheduler
     rows = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    room = Room(scheduler.max_num_seqs, rows, max_model_len)
     try:
         loader = Loader(checkpoint.tensors(on_progress, split), kernels, dtype, ranks)
         model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
-        runner = GpuRunner(model, kernels, dtype, device, Room(scheduler.max_num_seqs, rows, max_model_len))
-        sampler = DeviceSampler(runner.config.vocab_size, rows, device.torch_device)
+        runner = GpuRunner(model, kernels, dtype, device, room)
+        sampler = DeviceSampler(runner.config.vocab_size, room.logits_rows, device.torch_device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"The weights of {config.model.path} do not fit into {device.name}: {error}. Please take a smaller model, a GPU"
@@ -167,7 +168,8 @@ class GpuPart:
         plan = largest_plan(
             num_requests=min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens),
             num_rows=scheduler.max_num_batched_tokens,
-            num_logits_rows=scheduler.max_num_seqs * (1 + scheduler.num_speculative_tokens),
+            num_chosen=scheduler.max_num_seqs * (1 + scheduler.num_speculative_tokens),
+            num_forks=scheduler.max_num_seqs,
             max_model_len=self._max_model_len,
             page_size=self._config.cache.block_size,
         )
@@ -182,10 +184,13 @@ def is_gpu(device: Device) -> bool:
     return device.torch_device.type != "cpu"
 
 
-def largest_plan(*, num_requests: int, num_rows: int, num_logits_rows: int, max_model_len: int, page_size: int) -> Plan:
+def largest_plan(
+    *, num_requests: int, num_rows: int, num_chosen: int, num_forks: int, max_model_len: int, page_size: int
+) -> Plan:
     """A step of requests at the end of the longest context. The first ones read prompts, as far as there are rows for it.
 
-    num_logits_rows   at most; each chooses a token, with logits to be adjusted
+    num_chosen  token rows, at most, that choose a token, with logits to be adjusted; the others score one of the prompt
+    num_forks   rows that choose a token beside those, by the logits of the last token row
     """
     counts = np.ones(num_requests, np.int64)
     for request in range(num_requests):
@@ -194,6 +199,8 @@ def largest_plan(*, num_requests: int, num_rows: int, num_logits_rows: int, max_
     owner = np.repeat(np.arange(num_requests), counts)
     positions = max_model_len - counts[owner] + np.arange(len(owner)) - starts[owner]
     sampling = SamplingParams(temperature=1.0, top_p=0.9)
+    wanted = [*range(len(owner)), *[len(owner) - 1] * num_forks]
+    num_scored = max(0, len(owner) - num_chosen)
     return Plan(
         step=-1,
         token_ids=np.zeros(len(owner), np.int32),
@@ -206,11 +213,12 @@ def largest_plan(*, num_requests: int, num_rows: int, num_logits_rows: int, max_
                 request=int(owner[at]),
                 at=at,
                 position=int(positions[at]) + 1,
-                sampling=sampling,
+                sampling=sampling if index >= num_scored else None,
+                target=0 if index < num_scored else -1,
                 logprobs=1,
-                banned=(0,),
+                banned=(0,) if index >= num_scored else (),
             )
-            for at in range(max(0, len(owner) - num_logits_rows), len(owner))
+            for index, at in enumerate(wanted)
         ),
     )
 

@@ -57,6 +57,11 @@ class Room(NamedTuple):
     rows: int
     max_model_len: int
 
+    @property
+    def logits_rows(self) -> int:
+        """Rows of logits in a step: of each token row, and as many again as requests may fork (scheduler/planner.py)."""
+        return self.rows + self.requests
+
 
 class _Padded(NamedTuple):
     """A step of a graph's size on the device: its tensors, their shapes, and the page table beside them."""
@@ -74,7 +79,7 @@ class GpuRunner:
     dtype     how weights are stored, e.g. "bfloat16"
     device    for people, e.g. "cuda (NVIDIA H200, Triton kernels)"
     numerics  of the kernels, see kernels.interface
-    chosen    int32 [rows], on the device: the token that each logits row of the newest step chose; negative: none
+    chosen    int32 [logits_rows], on the device: the token that each logits row of the newest step chose; negative: none
     """
 
     def __init__(self, model: Model, kernels: GpuKernels, dtype: torch.dtype, device: Device, room: Room) -> None:
@@ -91,7 +96,7 @@ class GpuRunner:
         self._graphs: DecodeGraphs | None = None
         self._captured: dict[int, _Padded] = {}  # what each graph reads
         torch_device = device.torch_device
-        self.chosen = torch.full((room.rows,), -1, dtype=torch.int32, device=torch_device)
+        self.chosen = torch.full((room.logits_rows,), -1, dtype=torch.int32, device=torch_device)
         self._eager_inputs = StepInputs(device, FIRST_CAPACITY)
         self._decode_inputs = StepInputs(device, 0)  # the first graph, which is the largest, makes room
         self._copy_inputs = StepInputs(device, FIRST_CAPACITY)
@@ -151,6 +156,10 @@ class GpuRunner:
                 f"Step {plan.step} has {plan.num_tokens} tokens and contexts up to {plan.context_len.max()}; there is room"
                 f" for {self._room.rows} and {self._room.max_model_len}."
             )
+        if len(plan.rows) > self._room.logits_rows:
+            raise ValueError(
+                f"Step {plan.step} wants {len(plan.rows)} rows of logits; there is room for {self._room.logits_rows}."
+            )
         return make_batch(
             positions=plan.positions,
             query_start=plan.query_start,
@@ -204,6 +213,7 @@ class GpuRunner:
         requests, torch_device = self._room.requests, self._device.torch_device
         self._tables = torch.zeros(requests, self._table_width, dtype=torch.int32, device=torch_device)
         self._logits = torch.empty(requests, self.config.vocab_size, device=torch_device)
+        self._every_row = torch.arange(requests, dtype=torch.int32, device=torch_device)
         self._graphs, self._captured = DecodeGraphs(self._device, requests, self._graph_work), {}
         return self._graphs
 
@@ -221,8 +231,7 @@ class GpuRunner:
         )
         self._captured[size] = padded = self._upload(zero, one, size)
         batch = replace(padded.batch, page_table=self._tables[:size])
-        wanted = torch.arange(size, dtype=torch.int32, device=self._device.torch_device)
-        logits = self._logits[:size]
+        wanted, logits = self._every_row[:size], self._logits[:size]
 
         def work() -> None:
             logits.copy_(self._forward(padded.ids, batch, wanted))

@@ -86,6 +86,7 @@ class DecodeGraphs:
         self._work_of = work_of
         self.common = common_sizes(max_num_seqs)
         self._sizes = sorted({*self.common, *rare_sizes(max_num_seqs)})
+        self._pool = device.new_graph_pool()
         self._graphs: dict[int, Graph] = {}
         self._wanted: Counter[int] = Counter()
 
@@ -105,19 +106,23 @@ class DecodeGraphs:
         work = self._work_of(size)
         self._device.launch(work)
         self._device.synchronize()
-        self._graphs[size] = self._device.capture(work)
+        self._graphs[size] = self._device.capture(work, self._pool)
 
     def size_for(self, num_requests: int) -> int | None:
         """The size of the graph that is to run a step of so many requests; None: there is none.
 
-        A rare size that is wanted again and again is captured on the way.
+        A rare size that is wanted again and again is captured on the way. If there is no memory for it, it is left alone.
         """
         best = next((size for size in self._sizes if size >= num_requests), None)
         if best is not None and best not in self._graphs:
             self._wanted[best] += 1
             if self._wanted[best] >= LAZY_AFTER:
                 logger.info("Capturing a CUDA graph for steps of up to %d requests.", best)
-                self.capture(best)
+                try:
+                    self.capture(best)
+                except torch.OutOfMemoryError as error:
+                    logger.warning("There is no memory for that graph: %s", error)
+                    self._sizes.remove(best)
         return min((size for size in self._graphs if size >= num_requests), default=None)
 
     def replay(self, size: int) -> None:

@@ -37,7 +37,7 @@ import msgspec
 import trunkline
 from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError, EngineDead, StartupError
-from trunkline.kernels.collectives import CollectiveError, Collectives, connect
+from trunkline.kernels.collectives import ALONE, CollectiveError, Collectives, connect
 from trunkline.kernels.interface import make_batch
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.tokenizer import Tokenizer
@@ -103,6 +103,7 @@ class RankGroup:
         self._is_closing = False
         self._losing = threading.Lock()
         self._on_lost: Callable[[str], None] | None = None
+        self._ranks: Collectives = ALONE  # until they have met
         self._folder = Path(tempfile.mkdtemp(prefix="trunkline-ranks-"))  # mode 0700
         self._others: list[_Rank] = []
         try:
@@ -137,7 +138,12 @@ class RankGroup:
 
         # On a thread, since it would wait long for one that ends right now.
         threading.Thread(target=connect_here, name="meet ranks", daemon=True).start()
-        return self._wait(met)
+        ranks: Collectives = self._wait(met)
+        with self._losing:
+            self._ranks = ranks
+            if not self.lost.done():
+                return ranks
+        raise StartupError(self.lost.result())
 
     def wait_loaded(self, on_lost: Callable[[str], None] | None = None) -> None:
         """Wait until the others take plans. Raises StartupError if one never does.
@@ -166,6 +172,7 @@ class RankGroup:
             if self._on_lost is not None:
                 self._on_lost(why)
             self.lost.set_result(why)
+            self._ranks.abort()  # a step of this process, or the loading of its part, waits for the one that is gone
 
     def why_lost(self, seconds: float) -> str | None:
         """Why a rank was lost, if that is heard within so many seconds."""

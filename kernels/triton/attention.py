@@ -9,6 +9,7 @@ worklist.py says what is read for whom, attention_kernels.py how. Keys and value
 [layers, pages, kv_heads, page_size, head_dim], in the dtype of the queries or in float8_e4m3fn.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -175,8 +176,9 @@ class Work:
         return self.buffer[start : start + length]
 
 
-def _layout(capacity: Capacity) -> dict[str, tuple[int, int]]:
-    """Name -> where it starts and how long it is."""
+@functools.lru_cache(maxsize=64)
+def _layout(capacity: Capacity) -> Mapping[str, tuple[int, int]]:
+    """Name -> where it starts and how long it is. Every layer of a step asks."""
     lengths = {
         "counts": (len(capacity.splits) + 2) * ALIGNMENT,
         "item_rows": capacity.item_rows,

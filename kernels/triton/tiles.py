@@ -61,7 +61,8 @@ def grid(config: Config, m: int, n: int) -> tuple[int, int]:
 def arch_of(device: torch.device) -> int:
     """The architecture in spec.ARCHS whose configurations run on this device; 90 in the interpreter.
 
-    Chips with the 100 KiB of shared memory of a desktop card (86, 89, 120) take the A100's, which fit.
+    Chips with the 100 KiB of shared memory of a desktop card (86, 89, 120) take the A100's, which fit, but for float32 with heads
+    of 256.
     """
     if device.type == "cpu":
         return 90

@@ -2,12 +2,14 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.ranks import on_ranks
-from trunkline.kernels.collectives import ALONE, CollectiveError, Collectives, connect
+from trunkline.kernels.collectives import ALONE, CollectiveError, Collectives, Ranks, connect
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -109,3 +111,16 @@ def test_one_rank_alone_does_nothing(tmp_path: Path) -> None:
     ALONE.close()
     assert (ALONE.rank, ALONE.size, ALONE.minimum(5)) == (0, 1, 5)
     assert torch.equal(x, torch.ones(2, 3)) and torch.equal(ALONE.all_gather(x), x[None])
+
+
+def test_what_waits_on_gpus_is_aborted() -> None:
+    aborted: list[bool] = []
+    host: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 2, shutdown=lambda: None)
+    ranks = Ranks(host, SimpleNamespace(abort=lambda: aborted.append(True)))
+    ranks.abort()
+    assert aborted == [True]
+    ranks.close()
+    ranks.abort()
+    Ranks(host).abort()
+    ALONE.abort()
+    assert aborted == [True], "there is nothing to end"

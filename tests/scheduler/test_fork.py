@@ -127,10 +127,28 @@ def test_more_choices_than_places() -> None:
     engine = make_seeded(num_pages=128, page_size=16, max_num_seqs=3)
     driver = Driver(engine)
     driver.send(*choices(8))
-    assert len(first_steps(driver, [f"g{i}" for i in range(8)])) == 1
+    assert len(first_steps(driver, [f"g{i}" for i in range(8)])) == 2, "the leader and three, the next leader and three"
     assert [driver.outcomes[f"g{i}"].tokens for i in range(8)] == [alone(PROMPT, i, 8) for i in range(8)]
     assert max(plan.num_requests for plan in plans(engine)) == 3
     assert engine.stats()["prompt_tokens_computed_total"] <= 100 + 5 * 4, "those that wait find its whole pages again"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_has_a_row_for_each_token_and_one_for_each_place(depth: int) -> None:
+    """However many groups of however many choices read their prompts in it: logits take a lot of memory."""
+    engine = make_seeded(num_pages=256, page_size=16, max_num_seqs=4, max_num_batched_tokens=64, depth=depth)
+    prompts = {group: [group, 2, 3] for group in (11, 12, 13)}
+    outcomes = run(
+        engine,
+        *(
+            generate(f"{group}.{i}", prompt, group=str(group), seed=i, max_tokens=3)
+            for group, prompt in prompts.items()
+            for i in range(6)
+        ),
+    )
+    assert all(len(plan.rows) <= plan.num_tokens + 4 for plan in plans(engine))
+    for group, prompt in prompts.items():
+        assert [outcomes[f"{group}.{i}"].tokens for i in range(6)] == [alone(prompt, i, 3) for i in range(6)]
 
 
 def test_more_choices_than_pages() -> None:

@@ -80,8 +80,8 @@ def test_a_token_in_flight_is_named_by_its_row(cache: PrefixCache) -> None:
 def test_the_last_row_of_a_prompt_chooses_for_its_followers_too(cache: PrefixCache) -> None:
     leader = running(cache, [11, 12, 13, 14, 15], seed=1)
     followers = [running(cache, [11, 12, 13, 14, 15], seed=seed, min_tokens=1) for seed in (2, 3)]
-    leader.followers = followers
-    builder = PlanBuilder(1, frozenset({0}))
+    leader.followers = [*followers, running(cache, [11], seed=4)]
+    builder = PlanBuilder(1, frozenset({0}), max_forks=2)
     first = builder.add(leader, 3)
     leader.num_planned = 3
     last = builder.add(leader, 2)

@@ -6,20 +6,22 @@ Host memory that is changed too early, a stream that fails to wait, a page that 
 padded row: each shows as a wrong token.
 """
 
+import itertools
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from trunkline.kernels.interface import Batch, KvPages
 from trunkline.workers.device import DeviceMemory
@@ -109,10 +111,13 @@ class FakeDevice:
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
 
-    def capture(self, work: Callable[[], None]) -> "FakeGraph":
+    def new_graph_pool(self) -> Any:
+        return object()
+
+    def capture(self, work: Callable[[], None], pool: Any) -> "FakeGraph":
         with self._lock:
             assert not any(self._streams), "the device has work while it captures"
-            graph = FakeGraph(work)
+            graph = FakeGraph(work, pool)
             self.captured.append(graph)
             return graph
 
@@ -151,32 +156,66 @@ class _Mode(TorchDispatchMode):
         return False
 
 
+class _Made(NamedTuple):
+    """A tensor that an operation of the graph gives."""
+
+    number: int
+
+
+class _Outside(NamedTuple):
+    """A tensor that was there before the graph, which holds its address, and nothing that keeps it alive."""
+
+    storage: StorageWeakRef
+    dtype: torch.dtype
+    place: tuple[Any, ...]  # offset, shape, stride
+
+    def resolve(self) -> Tensor:
+        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        assert storage is not None, "memory that a graph reads was given back"
+        return torch.empty(0, dtype=self.dtype).set_(storage, *self.place)
+
+
+class _Operation(NamedTuple):
+    function: Any
+    args: Any
+    kwargs: Any
+    results: list[_Made]
+
+
 class Launches(_Mode):
-    """Notes which operations run on which memory; raises where a graph could not follow: at an operation that waits for a result,
+    """Notes operations, and on which memory they run; raises where a graph could not follow: at an operation that waits for a result,
     or that gets a shape from one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Any] = []
-        self._own: set[int] = set()  # memory that was allocated here
+        self.seen: list[_Operation] = []
+        self._numbers = itertools.count()
+        self._made: dict[int, tuple[_Made, Tensor]] = {}  # by id; kept, so that no id comes twice
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.name().removeprefix("aten::").split(".")[0]
         assert not name.startswith(SYNCHRONIZING), f"{name} waits for the device"
-        result = function(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if name == "index":
-            assert all(tensor.dtype != torch.bool for tensor in tensors[1:]), "a mask as an index waits for the device"
-        places = [
-            (tuple(tensor.shape), None if tensor.untyped_storage().data_ptr() in self._own else tensor.data_ptr())
-            for tensor in tensors
-        ]
-        self.seen.append((name, places))
-        if isinstance(result, Tensor) and not any(
-            result.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for tensor in tensors
-        ):
-            self._own.add(result.untyped_storage().data_ptr())
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), (
+                "a mask as an index waits for the device"
+            )
+        noted_args, noted_kwargs = tree_map_only(Tensor, self._note, (args, kwargs or {}))
+        result = function(*args, **(kwargs or {}))
+        leaves = tree_leaves(result)
+        results = [_Made(next(self._numbers)) for _ in leaves]
+        self._made |= {id(leaf): (made, leaf) for leaf, made in zip(leaves, results, strict=True)}
+        self.seen.append(_Operation(function, noted_args, noted_kwargs, results))
         return result
+
+    def __exit__(self, *args: object) -> None:
+        super().__exit__(*args)
+        self._made.clear()
+
+    def _note(self, tensor: Tensor) -> _Made | _Outside:
+        if id(tensor) in self._made:
+            return self._made[id(tensor)][0]
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        return _Outside(StorageWeakRef(tensor.untyped_storage()), tensor.dtype, place)
 
 
 class Frozen(_Mode):
@@ -189,20 +228,29 @@ class Frozen(_Mode):
 
 
 class FakeGraph:
-    """The operations of `work`, and the memory that they touch; doing them again must be the same."""
+    """The operations of `work`, done again on the same memory, which must be there still: nothing of the caller's is kept alive.
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    pool  that it was captured with
+    """
+
+    def __init__(self, work: Callable[[], None], pool: Any = None) -> None:
+        self.pool = pool
         self.replays = 0
         with Launches() as launches:
             work()
-        self._captured = launches.seen
+        self._operations = launches.seen
 
     def replay(self) -> None:
-        with Launches() as launches:
-            self._work()
-        assert launches.seen == self._captured, "not the launches that were captured"
+        made: dict[_Made, Tensor] = {}
+        for function, args, kwargs, results in self._operations:
+            args, kwargs = tree_map_only(_Outside, _Outside.resolve, (args, kwargs), is_leaf=_is_noted)
+            args, kwargs = tree_map_only(_Made, made.__getitem__, (args, kwargs), is_leaf=_is_noted)
+            made |= zip(results, tree_leaves(function(*args, **kwargs)), strict=True)
         self.replays += 1
+
+
+def _is_noted(value: Any) -> bool:
+    return isinstance(value, _Made | _Outside)
 
 
 # A model.

@@ -193,7 +193,10 @@ def test_the_largest_step_is_measured_before_pages_are_counted(monkeypatch, enfo
     assert part.num_pages() == (int(0.9 * 2**20) - 6000) // 64
     worker = part.worker(20, page_size=4, max_model_len=32)
     assert worker.num_pages == 20
-    assert len(part._device.captured) == (0 if enforce_eager else 2 + 3), "two to be measured, then all"
+    pools = [graph.pool for graph in part._device.captured]
+    assert len(pools) == (0 if enforce_eager else 2 + 3), "two to be measured, then all"
+    assert len(set(pools[:2])) == len(set(pools[2:])) == (0 if enforce_eager else 1)
+    assert not set(pools[:2]) & set(pools[2:]), "a pool is gone with its graphs"
     worker.close()
 
 
@@ -230,8 +233,9 @@ def test_memory_that_runs_out_names_the_flags(monkeypatch):
     ("rows", "counts"), [(16, [14, 1, 1]), (3, [1, 1, 1]), (80, [32, 32, 16]), (200, [32, 32, 32])]
 )
 def test_the_largest_plan(rows, counts):
-    plan = largest_plan(num_requests=3, num_rows=rows, num_logits_rows=6, max_model_len=32, page_size=4)
+    plan = largest_plan(num_requests=3, num_rows=rows, num_chosen=6, num_forks=2, max_model_len=32, page_size=4)
     assert np.diff(plan.query_start).tolist() == counts
     assert plan.context_len.tolist() == [32, 32, 32] and plan.page_table.shape == (3, 8)
     assert plan.positions.max() == 31 and plan.positions.min() == 32 - max(counts)
-    assert [row.at for row in plan.rows] == list(range(max(0, sum(counts) - 6), sum(counts)))
+    assert [row.at for row in plan.rows] == [*range(sum(counts)), *[sum(counts) - 1] * 2]
+    assert [row.sampling is None for row in plan.rows] == [index < sum(counts) - 6 for index in range(sum(counts) + 2)]

@@ -167,6 +167,17 @@ def test_masks_of_two_steps_do_not_meet(seed):
     worker.close()
 
 
+def test_a_token_row_may_choose_for_many(worker):
+    """As when a group forks: there is room for a row of logits of each token row, and for one of each request."""
+    plan = make_plan([Chunk([7] * 32, 0, 32, list(range(8)))], all_rows=True)
+    result = worker.wait(worker.submit(change(plan, rows=(*plan.rows, *[plan.rows[-1]] * 6))))
+    assert len(result.token_ids) == 38 and set(result.token_ids[31:].tolist()) == {next_token([7] * 32)}
+    known = ([*[7] * 32, -38], list(range(9)))
+    assert worker.wait(worker.submit(decode(known))).token_ids.tolist() == continuation([7] * 32, 2)[1:]
+    with pytest.raises(ValueError, match="wants 39 rows of logits; there is room for 38"):
+        worker.wait(worker.submit(change(plan, rows=(*plan.rows, *[plan.rows[-1]] * 7))))
+
+
 def test_output_in_flight_is_known_to_penalties(worker):
     """The token that row 0 of the step in flight chooses is banned by a penalty in the next."""
     chosen = continuation(PROMPT, 2)

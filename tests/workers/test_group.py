@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,19 @@ def test_a_rank_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         run(worker, [Chunk([1, 2], 0, 2, [3])])
     worker.close()
     assert is_gone(pidfd)
+
+
+def test_who_waits_for_a_lost_rank_on_a_gpu_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's kernels don't notice that another process has ended."""
+    aborted: list[bool] = []
+    monkeypatch.setattr(group_module, "connect", lambda *_, **__: SimpleNamespace(abort=lambda: aborted.append(True)))
+    group = group_module.RankGroup(EngineConfig(model=ModelSource(path="none")), 1)
+    group.meet()
+    assert not aborted
+    group.lose("It is gone.")
+    group.lose("Once more.")
+    assert aborted == [True] and group.lost.result() == "It is gone."
+    group.close()
 
 
 @pytest.mark.slow

@@ -56,11 +56,13 @@ BACKENDS = ("llguidance", "xgrammar", "outlines")
 ANY_ORDER_BACKENDS = ("llguidance",)  # that write the keys of JSON objects in any order
 NUM_SOURCES = 2  # the second is for what the first one's library turns out to refuse, or to need too long for
 
-MAX_WORK = 2_000_000  # for questions about regular expressions, all in all (see automaton.py): about two seconds
+MAX_WORK = 2_000_000  # for questions about regular expressions, all in all (see automaton.py): about two seconds,
+MAX_SECONDS = 4.0  # and for all of a constraint, in CPU time: the next in turn waits for it
 MAX_CHARACTERS = 2**20  # of one constraint that is no schema (those have limits of their own)
 MAX_CHOICES = 50_000
 MAX_WIDENED = 32  # places of a schema that "validate" leaves out one by one, before it leaves out all of it
 
+NO_OBJECT = Finding("", "type", "arguments of a function are an object, and it allows none")
 TOO_MUCH_WORK = Finding("", "pattern", "its regular expressions take too much work to tell apart")
 
 
@@ -119,7 +121,7 @@ def prepare(
     not needed. `read` may know schemas already. Raises GrammarRefused, in OpenAI's words, for a constraint that is wrong,
     that nothing satisfies, or that no backend of those it may go to is sure to be true to.
     """
-    with all_within(MAX_WORK):
+    with all_within(MAX_WORK, MAX_SECONDS):
         return _prepare(constraint, unsupported, all_backends, read)
 
 
@@ -315,7 +317,7 @@ def _schemas_of(constraint: Constraint) -> Iterator[_Sent]:
         yield _Sent(_named(where, constraint.name), where, constraint.json_schema, strict)
     elif constraint.tags is not None:
         for tag in constraint.tags.tags:
-            yield _Sent(_what(tag), tag.where or where, tag.json_schema, tag.strict or strict, is_call=True)
+            yield _Sent(_what(tag), tag.where or where, tag.json_schema, tag.strict or strict, is_call=bool(tag.name))
         if (other := constraint.tags.instead) is not None:
             yield _Sent(_named(other.where, other.name), other.where, other.json_schema, other.strict or strict)
 
@@ -339,6 +341,9 @@ def _read_part(constraint: Constraint, sent: _Sent, is_lenient: bool, read: Read
     except InvalidSchema as error:
         raise refusal(constraint, part, error.finding, is_valid=False) from None
     part = replace(part, schema=found.schema, forms=found.forms, findings=found.findings)
-    if sent.is_call and (objects := only_objects(found.forms)) is not None:
-        part = replace(part, widest=ANY_OBJECT, forms=objects if found.findings else found.forms)
+    if sent.is_call:
+        objects = only_objects(found.forms)
+        if objects is None:
+            raise refusal(constraint, part, NO_OBJECT, is_valid=False)
+        part = replace(part, widest=ANY_OBJECT, forms=objects)
     return part

@@ -354,7 +354,10 @@ class CompileService:
     def _refuse(self, compilation: Compilation) -> GrammarRefused:
         """What its sources were refused for, in one sentence or two."""
         grammar, refusals = compilation.grammar, compilation.refusals
-        reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals) or "it names no backend"
+        reasons = (
+            "; ".join(f"{refusal.backend}: {refusal.reason.rstrip('.')}" for refusal in refusals)
+            or "it names no backend"
+        )
         timed_out = any(refusal.timed_out for refusal in refusals)
         advice = (
             " Make it smaller: fewer alternatives, shorter bounded repeats in patterns, less nesting."

@@ -107,13 +107,18 @@ class ConstrainedText:
 
     @property
     def is_complete(self) -> bool:
-        """The text may end here."""
-        return not self.is_free and self.matcher.is_complete
+        """The text may end here. If the matcher gave up it may not: the next mask says why."""
+        if self.is_free:
+            return False
+        try:
+            return self.matcher.is_complete
+        except MatcherFailed:
+            return False
 
     @property
     def is_over(self) -> bool:
         """The text must end here: it is complete, and nothing may follow."""
-        return not self.is_free and self.matcher.is_stopped and self.matcher.is_complete
+        return not self.is_free and self.matcher.is_stopped and self.is_complete
 
     def ends_with(self, token_id: int) -> bool:
         """The token is an end-of-text or stop id, and may end the text here. What `accept` takes does not."""
@@ -274,7 +279,7 @@ class ConstrainedText:
             if self.num_tokens < self._rules.min_tokens:
                 _clear(row, stops)
             return
-        if self.matcher.is_complete:
+        if self.is_complete:
             _set(row, stops)
         unwanted: set[int] = set()
         if self._rules.ignore_eos:

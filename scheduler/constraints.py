@@ -16,6 +16,7 @@ has them then. A text that is brought to its end in time (close_on_length) may s
 chosen: it is never planned ahead.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -159,7 +160,7 @@ class Constraints:
             return []
         forced = self._force(request, request.text, request.limit - request.num_tokens)
         if request.num_in_flight:
-            request.text.rollback(len(forced))
+            _take_back(request.text, len(forced))
             request.pauses = len(forced) > 1
             return []
         request.pauses = False
@@ -195,6 +196,15 @@ class Constraints:
             "grammar_mask_seconds": msgspec.to_builtins(self._mask_seconds),
             **(self.grammars.stats() if self.grammars is not None else {}),
         }
+
+
+def _take_back(text: ConstrainedText, num_tokens: int) -> None:
+    """Also if the matcher gave up on them. One that gives up again fails its request, by the next mask."""
+    try:
+        text.rollback(num_tokens)
+    except MatcherFailed:
+        with contextlib.suppress(MatcherFailed):
+            text.restore(text.num_tokens - num_tokens)
 
 
 def _check_ending(grammar: Grammar, after: Mark | None, ending: Sequence[int] | None, most: int) -> None:

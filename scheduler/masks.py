@@ -168,7 +168,10 @@ class StepMasks:
         """The text as it was when the step was planned. A matcher that failed on a draft is replaced: the draft may be
         wrong."""
         tried, group.tried = group.tried, 0
-        if not group.given_up:
-            group.text.rollback(tried)
-        elif group.drafts:
-            group.text.restore(group.text.num_tokens - tried)
+        try:
+            if not group.given_up:
+                group.text.rollback(tried)
+            elif group.drafts:
+                group.text.restore(group.text.num_tokens - tried)
+        except MatcherFailed as error:  # no other request's business
+            self._give_up(group, 0, str(error))

@@ -343,8 +343,9 @@ class Case:
 ANYTHING = Case()
 
 
-def union(cases: Iterable[Case]) -> list[Case]:
-    """The same alternatives in as few cases as is easily seen. The first keep their place."""
+def union(cases: Iterable[Case], *, most: int | None = None) -> list[Case]:
+    """The same alternatives in as few cases as is easily seen. The first keep their place. Of more than `most`, only so many
+    and one more."""
     result: list[Case] = []
     known: set[Case] = set()
     for case in cases:
@@ -360,6 +361,8 @@ def union(cases: Iterable[Case]) -> list[Case]:
         else:
             result.append(case)
             known.add(case)
+            if most is not None and len(result) > most:
+                break
     return result
 
 

@@ -20,11 +20,13 @@ from trunkline.grammar.algebra.members import takes_array, takes_number, takes_o
 from trunkline.grammar.algebra.nodes import ALWAYS, IMPOSSIBLE, Conjunction, Literal, Nodes
 from trunkline.grammar.algebra.patterns import Patterns
 from trunkline.grammar.interface import Finding, InvalidSchema, Unsupported
+from trunkline.grammar.regex.automaton import BudgetExceeded, spend
 from trunkline.grammar.schema import values
 from trunkline.grammar.schema.normalize import Schema
 
 MOST_CASES = 256  # in one expansion
 MOST_STEPS = 30_000  # conjunctions of two cases, in all
+WORK_OF_A_STEP = 10
 MOST_NESTED = 100  # keywords that speak of the same value, one in another
 
 
@@ -105,13 +107,14 @@ class Expansion:
         if left == [ANYTHING] or right == [ANYTHING]:
             return right if left == [ANYTHING] else left
         result = self.union(
-            both for one in left for other in right if (both := self.both(one, other, pointer, keyword))
+            (both for one in left for other in right if (both := self.both(one, other, pointer, keyword))),
+            most=MOST_CASES,
         )
         return self.bounded(result, pointer, keyword)
 
-    def union(self, cases: Iterable[Case]) -> list[Case]:
-        """One of these."""
-        result = union(cases)
+    def union(self, cases: Iterable[Case], *, most: int | None = None) -> list[Case]:
+        """One of these; of more than `most`, some."""
+        result = union(cases, most=most)
         # Beside what allows everything nothing else matters; but for what it evaluates.
         return [ANYTHING] if ANYTHING in result and not self.nodes.has_unevaluated else result
 
@@ -121,11 +124,19 @@ class Expansion:
             raise Unsupported(pointer, keyword, f"it makes more than {MOST_CASES} alternatives in combination")
         return cases
 
+    def spend(self, work: int, pointer: str, keyword: str) -> None:
+        """Of what the whole constraint has. Raises Unsupported if nothing is left."""
+        try:
+            spend(work)
+        except BudgetExceeded:
+            raise Unsupported(pointer, keyword, "the schema takes too much work to combine") from None
+
     def both(self, left: Case, right: Case, pointer: str, keyword: str) -> Case | None:
         """The values of both; None if there are none, as far as is seen at once."""
         self._steps += 1
         if self._steps > MOST_STEPS:
             raise Unsupported(pointer, keyword, f"the schema takes more than {MOST_STEPS} steps to combine")
+        self.spend(WORK_OF_A_STEP, pointer, keyword)
         if left.values is not None or right.values is not None:
             return self._filtered(left, right)
         both = left & right

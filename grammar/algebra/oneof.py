@@ -1,5 +1,6 @@
 """`oneOf`: exactly one holds. (A, and no other) or (B, and no other) or …; but branches that can't both hold need no "no other"."""
 
+import json
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -14,12 +15,17 @@ from trunkline.grammar.schema.normalize import Schema
 class Tags(NamedTuple):
     """By which a case is told from others at a glance.
 
-    kinds  of its values
-    lists  required property -> keys of the values that it may have, where they are listed
+    kinds   of its values
+    lists   required property -> keys of the values that it may have, where they are listed
+    listed  keys of its values, where they are listed
     """
 
     kinds: frozenset[str]
     lists: dict[str, frozenset[Hashable]]
+    listed: frozenset[Hashable] | None = None
+
+
+WORK_OF_A_PAIR = 2  # of branches: there are many pairs of them
 
 
 def exactly_one(expansion: Expansion, content: dict[str, Any], pointer: str) -> list[Case]:
@@ -44,6 +50,7 @@ def _each_without_others(
     meets: list[list[int]] = [[] for _ in branches]
     for one in range(len(branches)):
         for other in range(one):
+            expansion.spend(WORK_OF_A_PAIR, pointer, "oneOf")
             if not kinds[one] & kinds[other]:
                 continue
             if not is_certain or _may_meet(
@@ -108,6 +115,8 @@ def _differ(left: Tags, right: Tags) -> bool:
     common = left.kinds & right.kinds
     if not common:
         return True
+    if left.listed is not None and right.listed is not None:
+        return not left.listed & right.listed
     if common != {values.OBJECT}:
         return False
     return any(name in right.lists and not listed & right.lists[name] for name, listed in left.lists.items())
@@ -115,7 +124,8 @@ def _differ(left: Tags, right: Tags) -> bool:
 
 def _tags(expansion: Expansion, case: Case) -> Tags:
     if case.values is not None:
-        return Tags(frozenset(values.KINDS), {})
+        own = [json.loads(text) for text in case.values]
+        return Tags(frozenset(map(values.kind, own)), {}, frozenset(map(values.key, own)))
     lists = {}
     for name in case.object.required:
         listed = _listed(expansion, expansion.patterns.under(case.object.layers, name))

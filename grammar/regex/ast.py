@@ -11,9 +11,13 @@ Nodes are immutable and hashable.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 
 from trunkline.grammar.regex import characters
 from trunkline.grammar.regex.characters import Ranges
+
+_SIZE, _IS_NULLABLE, _HASH = attrgetter("size"), attrgetter("is_nullable"), attrgetter("_hash")
+_HAS_ANCHOR, _HAS_LOOK = attrgetter("has_anchor"), attrgetter("has_look")
 
 
 class _Measured:
@@ -39,8 +43,8 @@ class _Measured:
         put = object.__setattr__
         put(self, "size", size)
         put(self, "is_nullable", is_nullable)
-        put(self, "has_anchor", has_anchor or any(node.has_anchor for node in inside))
-        put(self, "has_look", has_look or any(node.has_look for node in inside))
+        put(self, "has_anchor", has_anchor or any(map(_HAS_ANCHOR, inside)))
+        put(self, "has_look", has_look or any(map(_HAS_LOOK, inside)))
 
     def _hash_of(self, *values: object) -> None:
         object.__setattr__(self, "_hash", hash((type(self), *values)))
@@ -69,8 +73,9 @@ class Concat(_Measured):
     parts: tuple["Node", ...]
 
     def __post_init__(self) -> None:
-        self._measure(sum(part.size for part in self.parts), all(part.is_nullable for part in self.parts), *self.parts)
-        self._hash_of(self.parts)
+        parts = self.parts
+        self._measure(sum(map(_SIZE, parts)), all(map(_IS_NULLABLE, parts)), *parts)
+        self._hash_of(*map(_HASH, parts))
 
     __hash__ = _Measured.__hash__
 
@@ -167,10 +172,10 @@ def concat(parts: Iterable[Node]) -> Node:
     """Flattened; NOTHING if one part is."""
     flat: list[Node] = []
     for part in parts:
-        if part == NOTHING:
-            return NOTHING
         if isinstance(part, Concat):
             flat += part.parts
+        elif part == NOTHING:
+            return NOTHING
         else:
             flat.append(part)
     return flat[0] if len(flat) == 1 else Concat(tuple(flat))

@@ -13,6 +13,8 @@ and raises BudgetExceeded beyond it: a caller then says that it does not know. A
 one as well (`all_within`): a schema of a few hundred patterns has thousands of pairs of them.
 """
 
+import math
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,6 +31,8 @@ Move = tuple[int, int, State]  # (first, last, next) for characters first to las
 
 DEFAULT_WORK = 100_000  # terms and ranges looked at; about a tenth of a second
 UNBOUNDED = 1 << 62  # for work that is linear in a text
+WORK_PER_LOOK = 1_000  # at the clock, about a millisecond apart
+PARTS_PER_WORK = 4  # of a concatenation that is copied
 SHORT = 500  # characters of an expression whose tree is remembered
 
 
@@ -56,17 +60,43 @@ class Budget:
             raise BudgetExceeded
 
 
+class _TimedBudget(Budget):
+    """Ends with time as well. Work is counted roughly, and a hostile constraint finds what is counted worst.
+
+    The time is what this thread computes: a busy machine refuses nothing that an idle one takes.
+    """
+
+    def __init__(self, work: int, seconds: float) -> None:
+        self._deadline = time.thread_time() + seconds
+        self._unlooked = 0  # work since the clock was looked at
+        super().__init__(work)
+
+    def spend(self, work: int) -> None:
+        self._unlooked += 1 + work
+        if self._unlooked >= WORK_PER_LOOK:
+            self._unlooked = 0
+            if time.thread_time() > self._deadline:
+                self.left = -1
+        super().spend(work)
+
+
 _all: ContextVar[Budget | None] = ContextVar("all", default=None)
 
 
 @contextmanager
-def all_within(work: int) -> Iterator[None]:
-    """All questions that are asked meanwhile have so much work together."""
-    token = _all.set(Budget(work))
+def all_within(work: int, seconds: float = math.inf) -> Iterator[None]:
+    """All that is asked meanwhile has so much work together, and so many seconds of this thread's CPU time."""
+    token = _all.set(_TimedBudget(work, seconds))
     try:
         yield
     finally:
         _all.reset(token)
+
+
+def spend(work: int) -> None:
+    """For other work on the same constraint. Raises BudgetExceeded as soon as nothing is left of what `all_within` gives."""
+    if (budget := _all.get()) is not None:
+        budget.spend(work)
 
 
 class Automaton:
@@ -139,6 +169,7 @@ class Automaton:
             case ast.Concat(parts):
                 for at, part in enumerate(parts):
                     rest = parts[at + 1 :]
+                    self._budget.spend(len(rest) // PARTS_PER_WORK)
                     for ranges, after in self._derive(part):
                         yield ranges, ast.concat((after, *rest))
                     if not part.is_nullable:

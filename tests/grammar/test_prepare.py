@@ -129,7 +129,7 @@ def test_a_tools_schema_is_named_by_its_function() -> None:
 
 
 def test_two_tools_may_use_the_same_name_for_different_definitions() -> None:
-    schemas = [{"$ref": "#/$defs/X", "$defs": {"X": {"type": kind}}} for kind in ("object", "array")]
+    schemas = [{"$ref": "#/$defs/X", "$defs": {"X": {"type": kind}}} for kind in ("object", ["object", "null"])]
     tags = Tags(tags=tuple(tag(f"f{index}", schema, index) for index, schema in enumerate(schemas)), forced=True)
     assert [json.dumps(schema) for _, schema in prepare(Constraint(tags=tags)).checks] == list(map(json.dumps, schemas))
 
@@ -193,7 +193,7 @@ def test_the_callers_schema_is_not_changed() -> None:
         ({"choice": ("a", "\ud800")}, "half of a surrogate pair"),
         ({"choice": tuple(map(str, range(50_001)))}, "at most 50000"),
         ({"ebnf": "x" * 2**20 + "x"}, "at most 1048576"),
-        ({"structural_tag": {"type": "structural_tag"}}, "it is missing"),
+        ({"structural_tag": {"type": "structural_tag"}}, "'format' is missing"),
     ],
 )
 def test_what_no_backend_should_be_given(fields: dict[str, Any], part: str) -> None:
@@ -358,3 +358,31 @@ def test_the_cache_says_what_it_knows() -> None:
     assert cache.is_known(good) and cache.is_known(bad) and not cache.is_known(good, unsupported="validate")
     now = 61.0
     assert cache.is_known(good) and not cache.is_known(bad)
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"const": 5}, {"enum": [[], None]}])
+def test_arguments_that_can_be_no_object_are_refused(schema: Any) -> None:
+    parameters = {"$ref": "#/$defs/it", "$defs": {"it": schema}}
+    error = refused(tags=Tags(tags=(tag("f", parameters),), forced=True))
+    assert "arguments of a function are an object, and it allows none" in error.message
+    assert error.code == "invalid_function_parameters"
+
+
+def test_arguments_are_objects_though_the_schema_allows_more() -> None:
+    def text_of(schema: Any) -> str:
+        tags = Tags(tags=(tag("f", {"$ref": "#/$defs/it", "$defs": {"it": schema}}),), forced=True)
+        return prepare(Constraint(tags=tags)).grammar.sources[0].text
+
+    assert "secret" not in text_of({"enum": ["secret", {"a": 1}]}) and "secret" in text_of({"const": {"a": "secret"}})
+
+
+def test_a_constraint_has_so_much_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"oneOf": [{"required": [f"p{index}"]} for index in range(60)], "type": "object"}
+    monkeypatch.setattr("trunkline.grammar.prepare.MAX_SECONDS", -1.0)
+    assert "takes too much work to combine" in refused(json_schema=schema).message
+    prepare(Constraint(json_schema=OBJECT))
+
+
+def test_a_long_regex_is_weighed_before_long() -> None:
+    """What is copied at each state counts: a table for it would be too large anyway."""
+    assert backends_of(prepare(Constraint(regex="(ab|cd)" * 2000))) == ["llguidance", "xgrammar"]

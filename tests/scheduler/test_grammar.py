@@ -390,3 +390,21 @@ def test_closing_the_engine_closes_the_compiler() -> None:
     grammars = TinyCompiler()
     make_engine(grammars=grammars).close()
     assert grammars.closed
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_matcher_that_gives_up_on_what_is_forced_fails_its_request_alone(depth: int, logprobs: int | None) -> None:
+    """llguidance comes to a limit once a text is forced that never ends."""
+    engine = make_engine(depth=depth, grammars=TinyCompiler())
+    outcomes = run(
+        engine,
+        ask("endless", [1, 2, 3], lark('start: /[bc]/ rest\nrest: "a" rest'), max_tokens=40, logprobs=logprobs),
+        ask("good", [2, 3], CHOICE, max_tokens=16),
+        generate("free", [4, 5], max_tokens=8),
+    )
+    failed = outcomes["endless"].failed
+    assert failed is not None and "cannot be followed any further" in failed.message
+    assert outcomes["good"].tokens == constrained_continuation([2, 3], CHOICE, 16)[0]
+    assert outcomes["free"].tokens == continuation([4, 5], 8)
+    assert engine.stats()["grammar_running"] == 0

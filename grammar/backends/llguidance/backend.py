@@ -253,11 +253,16 @@ class LlguidanceBackend:
         return EMPTY if token in self.vocabulary.eos_token_ids else f"<[{token}]>"
 
     def _check_start(self, pristine: llguidance.LLMatcher) -> None:
-        """Raises ValueError if no text can even begin. Its mask is kept for all copies."""
+        """Raises ValueError if no text can even begin, or its beginning is forced without end. Its mask is kept for all
+        copies."""
         row = np.zeros(self.vocabulary.num_words, np.int32)
         self.compute_masks([pristine], [row])
         if pristine.is_error():
             raise ValueError(f"No text can begin. {_reason(pristine.get_error())}")
+        asked = pristine.deep_copy()
+        asked.try_consume_tokens(asked.compute_ff_tokens()[:1])
+        if asked.is_error():
+            raise ValueError(f"The text that is forced at the beginning has no end. {_reason(asked.get_error())}")
 
 
 class _TokenizerView:

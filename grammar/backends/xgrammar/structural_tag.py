@@ -59,7 +59,7 @@ def emit(text: str, *, compact: bool = False) -> GrammarSource:
     if "structures" in tag:
         tag = _from_legacy(tag)
     if "format" not in tag:
-        raise InvalidSchema("", "format", "it is missing")
+        raise InvalidSchema("", "format", "'format' is missing")
     sound = {"type": "structural_tag", "format": _sound(tag["format"], "/format", 0, compact)}
     return GrammarSource("xgrammar", "structural_tag", json.dumps(sound, ensure_ascii=False), is_risky=True)
 
@@ -130,7 +130,7 @@ def _field(what: str, value: Any, pointer: str, keyword: str, depth: int, compac
 
 def _schema(made: dict[str, Any], pointer: str, compact: bool) -> dict[str, Any]:
     if "json_schema" not in made:
-        raise InvalidSchema(pointer, "json_schema", "it is missing")
+        raise InvalidSchema(pointer, "json_schema", "'json_schema' is missing")
     place = f"{pointer}/json_schema"
     blanks = made.get("max_whitespace_cnt")
     try:
@@ -145,7 +145,7 @@ def _schema(made: dict[str, Any], pointer: str, compact: bool) -> dict[str, Any]
 
 def _regex(made: dict[str, Any], pointer: str, compact: bool) -> dict[str, Any]:
     if "pattern" not in made:
-        raise InvalidSchema(pointer, "pattern", "it is missing")
+        raise InvalidSchema(pointer, "pattern", "'pattern' is missing")
     try:
         source = xgrammar_emitter.emit_regex(made["pattern"])
     except (Unsupported, InvalidSchema) as error:

@@ -81,3 +81,20 @@ def test_many_alternatives_that_are_told_apart_are_all_kept() -> None:
 def test_a_pattern_cannot_make_a_listed_value_slow() -> None:
     schema = {"enum": ["a" * 3000, "aab"], "pattern": "^(a|a?)+b$"}
     assert root_of(schema) == (Values(values=('"aab"',)),)
+
+
+def test_a_one_of_of_listed_values_takes_no_steps() -> None:
+    """A list of countries, each with its title: more pairs than there are steps."""
+    (listed,) = root_of({"oneOf": [{"const": f"country {i}", "title": str(i)} for i in range(300)]})
+    assert isinstance(listed, Values) and len(listed.values) == 300
+    (listed,) = root_of({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0, 3]}, {"const": 4}]})
+    assert isinstance(listed, Values) and listed.values == ("1", "3", "4")
+
+
+def test_a_product_ends_when_it_is_too_large() -> None:
+    """It was compared with itself to the end: 30,000 cases, each with each."""
+    many = [{"type": "object", "required": [f"a{i}"]} for i in range(170)]
+    more = [{"type": "object", "required": [f"b{i}"]} for i in range(170)]
+    with pytest.raises(Unsupported) as caught:
+        canonical({"allOf": [{"anyOf": many}, {"anyOf": more}]})
+    assert "more than 256 alternatives" in caught.value.finding.reason

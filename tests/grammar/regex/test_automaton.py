@@ -119,3 +119,17 @@ def test_trees_stand_for_whole_texts():
     assert automaton.matches(ast.char("a"), "a") and not automaton.matches(ast.char("a"), "ab")
     with pytest.raises(ValueError, match="anchors"):
         automaton.matches(ast.START, "a")
+
+
+def test_what_is_copied_is_counted():
+    """Each state of a long concatenation holds the rest of it."""
+    with pytest.raises(BudgetExceeded):
+        automaton.is_empty(("^" + "(ab|cd)" * 1000 + "$",), work=100_000)
+
+
+def test_all_that_is_asked_has_so_much_time():
+    with automaton.all_within(10**9, seconds=-1.0), pytest.raises(BudgetExceeded):
+        automaton.spend(automaton.WORK_PER_LOOK)
+    with automaton.all_within(10**9, seconds=100.0):
+        automaton.spend(automaton.WORK_PER_LOOK)
+    automaton.spend(10**9)  # nobody counts

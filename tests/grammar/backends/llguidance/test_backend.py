@@ -311,3 +311,9 @@ def test_a_text_that_reaches_a_limit_fails_alone():
     assert np.array_equal(rows[1], fill_from_garbage(other, VOCABULARY.num_words))
     assert follow(other.fork(), VOCABULARY, b"bab.")
     assert accepts(compiled, VOCABULARY, "aaab.")
+
+
+@pytest.mark.parametrize("lark", ['start: "a" start', 'start: "x" more\nmore: "a" more'])
+def test_a_text_that_is_forced_without_end_is_refused(lark):
+    with pytest.raises(ValueError, match="forced at the beginning has no end"):
+        compile_lark(lark)

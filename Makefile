@@ -32,7 +32,7 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 serve: $(VENV)/.serve  ## serve the built-in model on 127.0.0.1:8000; ARGS='--port 8100 …' passes flags on
-	@$(PY) -m trunkline serve $(ARGS) || [ $$? = 130 ]  # Ctrl-C is how it ends
+	@exec $(PY) -m trunkline serve $(ARGS)  # exec: a signal to make reaches the server, and no shell
 
 bench: $(VENV)/.serve  ## start a server, run the workloads W1 … W5 against it; ARGS='--workload W2'
 	@$(PY) -m benchmarks.workloads $(ARGS)

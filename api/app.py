@@ -2,8 +2,12 @@
 
 POST /v1/chat/completions      api/chat.py
 POST /v1/completions           api/completions.py
+POST /v1/messages, …           api/messages.py
+…    /v1/responses, …          api/responses.py
 …    /v1/cache/… /v1/queue     api/cache_routes.py
+POST /v1/requests/…/cancel     api/cancel_route.py
 POST /v1/grammar/check         api/grammar_routes.py
+POST /tokenize /detokenize     api/tokenize_routes.py
 GET  /v1/models, /v1/models/…  api/models_route.py
 GET  /health /version /metrics here
 GET  /docs /openapi.json       FastAPI's
@@ -18,12 +22,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 import trunkline
-from trunkline.api import cache_routes, grammar_routes
+from trunkline.api import cache_routes, cancel_route, grammar_routes, responses, tokenize_routes
 from trunkline.api.chat import chat_completions
 from trunkline.api.client import CallFailed
 from trunkline.api.completions import completions
 from trunkline.api.edge import Edge
 from trunkline.api.errors import as_request_error, envelope, error_response, json_response, on_http_exception
+from trunkline.api.messages import ROUTES as MESSAGES_ROUTES
+from trunkline.api.messages import messages
+from trunkline.api.messages_errors import AnthropicErrors
+from trunkline.api.messages_protocol import MessagesRequest
 from trunkline.api.metrics import CONTENT_TYPE
 from trunkline.api.models_route import get_model, list_models
 from trunkline.api.openapi import add_schemas, describe
@@ -31,7 +39,14 @@ from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.service import Service
 from trunkline.errors import EngineDead, Overloaded, TrunklineError
 
-ROUTES = (*cache_routes.ROUTES, *grammar_routes.ROUTES)
+ROUTES = (
+    *MESSAGES_ROUTES,
+    *responses.ROUTES,
+    *cache_routes.ROUTES,
+    *cancel_route.ROUTES,
+    *grammar_routes.ROUTES,
+    *tokenize_routes.ROUTES,
+)
 CLIENT_CLOSED_REQUEST = 499  # nginx's; nobody is there to read it
 STATS_SECONDS = 5.0  # that /metrics waits for the engine; half of what Prometheus gives a scrape
 
@@ -51,6 +66,7 @@ def create_app(service: Service) -> FastAPI:
     for path, endpoint, body in (
         ("/v1/chat/completions", chat_completions, ChatRequest),
         ("/v1/completions", completions, CompletionRequest),
+        ("/v1/messages", messages, MessagesRequest),
     ):
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None, openapi_extra=describe((body,)))
     for route in ROUTES:
@@ -65,7 +81,8 @@ def create_app(service: Service) -> FastAPI:
     ):
         app.add_api_route(path, getter, methods=["GET"], response_model=None)
     app.add_middleware(Edge, keys=service.keys, metrics=service.metrics)
-    bodies: set[type[BaseModel]] = {ChatRequest, CompletionRequest}
+    app.add_middleware(AnthropicErrors)
+    bodies: set[type[BaseModel]] = {ChatRequest, CompletionRequest, MessagesRequest}
     bodies.update(*(route.bodies for route in ROUTES))
     add_schemas(app, bodies, {route.answer for route in ROUTES})
     return app

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from trunkline.api.cache_control import Ttl, ttl_seconds
-from trunkline.api.protocol import ChatRequest, CompletionRequest, invalid
+from trunkline.api.fields import invalid
+from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.errors import InvalidParameter
 
 

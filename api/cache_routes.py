@@ -50,6 +50,7 @@ from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.completions import read_prompts
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
+from trunkline.api.fields import is_chat
 from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.prompt_map import ReadPrompt
@@ -89,9 +90,10 @@ async def plan_request(request: Request) -> Response:
     """What of a prompt would be computed, and when its first token would come."""
     service = _open(request)
     body = await _read_body(request, service, ChatRequest, CompletionRequest)
-    body.sampling(service.sampling_defaults, service.grammar_defaults)  # what would be refused is refused here, too
+    sampling = body.sampling(service.sampling_defaults, service.grammar_defaults)
     prompt = await _read_prompt(request, service, body, is_sent=False)
-    reply = await _ask(request, service, "plan", body, prompt)
+    reads_all = sampling.prompt_logprobs is not None
+    reply = await _ask(request, service, "plan", body, prompt, **({"reads_all": True} if reads_all else {}))
     return json_response(msgspec.convert({**reply, "prompt_tokens": len(prompt.token_ids)}, Plan))
 
 
@@ -218,10 +220,9 @@ async def _call(service: Service, method: str, **args: Any) -> Any:
         raise Overloaded(str(error), code="engine_dead") from None
 
 
-async def _ask(request: Request, service: Service, method: str, body: Body, prompt: ReadPrompt) -> Any:
-    return await _call(
-        service, method, tenant=caller_of(request).tenant, salt=body.cache_salt or "", prompt=prompt.to_bytes()
-    )
+async def _ask(request: Request, service: Service, method: str, body: Body, prompt: ReadPrompt, **args: Any) -> Any:
+    whose = {"tenant": caller_of(request).tenant, "salt": body.cache_salt or ""}
+    return await _call(service, method, **whose, prompt=prompt.to_bytes(), **args)
 
 
 def _reach(request: Request, named: str | None = None) -> str | None:
@@ -235,11 +236,7 @@ async def _read_body(
 ) -> Chat | Completion:
     """A chat if it has messages, else a completion."""
     body = await read_json(request, service.config.max_body_bytes)
-    given = [name for name in ("messages", "prompt") if name in body]
-    if len(given) != 1:
-        problem = "are both given; send one of them" if given else "are both missing; one of them is required"
-        raise InvalidParameter(f"'messages' and 'prompt' {problem}.", param="messages")
-    parsed = chat.parse(body) if "messages" in body else completion.parse(body)
+    parsed = chat.parse(body) if is_chat(body) else completion.parse(body)
     service.served_model(parsed.model)
     return parsed
 

@@ -7,6 +7,7 @@ Start reading here to follow a request through Trunkline: next come api/client.p
 """
 
 import uuid
+from typing import NamedTuple
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -16,20 +17,44 @@ from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
 from trunkline.api.chat_answer import ChatAnswer
 from trunkline.api.constrained import Constrained
+from trunkline.api.dialect import Plan
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
+from trunkline.api.generation import Generation
 from trunkline.api.prompt import read_chat
+from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.reasoning import asked_to_think
 from trunkline.api.service import Service
 from trunkline.api.sse import EventStream, finish_or_disconnect
 
 
-async def chat_completions(request: Request) -> Response:
-    """Answer a conversation."""
+class StartedChat(NamedTuple):
+    """A conversation that the engine works on.
+
+    model        the name its answer carries
+    prompt       what the model reads
+    plan         who reads what it writes
+    constrained  what that must follow
+    reports      explains what was cached; None: nobody asked
+    """
+
+    model: str
+    prompt: ReadPrompt
+    plan: Plan
+    constrained: Constrained
+    reports: CacheReports | None
+    generation: Generation
+
+
+async def start_chat(request: Request, chat: ChatRequest, answer_id: str) -> StartedChat:
+    """Send a conversation to the engine: for this endpoint, and for those that are translated into it.
+
+    answer_id  of the answer: ids in the engine begin with it
+
+    Raises what a request can be refused for, in the words of ChatRequest.
+    """
     service: Service = request.app.state.service
-    service.check_ready()
-    chat = ChatRequest.parse(await read_json(request, service.config.max_body_bytes))
     model = service.served_model(chat.model)
     sampling = chat.sampling(service.sampling_defaults, service.grammar_defaults)
     pin, caller = chat.pin(), caller_of(request)
@@ -44,22 +69,31 @@ async def chat_completions(request: Request) -> Response:
     )
     constrained = await Constrained.of(service, plan.constraint)
     reports = CacheReports([prompt], service.page_size) if chat.cache_report else None
-    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-    answer = ChatAnswer(chat, model, answer_id, plan, constrained, reports, prompt.documents_order)
     generation = service.llm.submit(
         [prompt.token_ids],
         msgspec.structs.replace(sampling, constraint=plan.constraint),
         grammar=constrained.grammar,
         shown_ids=plan.shown_ids,
-        request_id=answer.id,
+        request_id=answer_id,
         priority=chat.priority or 0,
         tenant=caller.tenant,
         salt=chat.cache_salt or "",
         pin_seconds=pin.seconds if pin else 0.0,
         pin_tokens=prompt.num_tokens_until(pin.message) if pin and pin.message is not None else None,
         what="messages",
-        observer=service.observe(request, answer.id),
+        observer=service.observe(request, answer_id),
     )
+    return StartedChat(model, prompt, plan, constrained, reports, generation)
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    service.check_ready()
+    chat = ChatRequest.parse(await read_json(request, service.config.max_body_bytes))
+    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+    model, prompt, plan, constrained, reports, generation = await start_chat(request, chat, answer_id)
+    answer = ChatAnswer(chat, model, answer_id, plan, constrained, reports, prompt.documents_order)
     if chat.stream:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
     if not await finish_or_disconnect(generation, request.receive):

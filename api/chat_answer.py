@@ -17,6 +17,7 @@ from trunkline.api.cache_report import CacheReports
 from trunkline.api.constrained import Constrained
 from trunkline.api.dialect import Plan
 from trunkline.api.generation import Delta, Generation, OutputProcessor, Usage
+from trunkline.api.prompt_logprobs import prompt_logprobs
 from trunkline.api.protocol import ChatRequest
 from trunkline.outputs import Candidate, PositionLogprobs
 
@@ -83,6 +84,8 @@ class ChatAnswer:
         }
         if self._chat.return_token_ids:
             answer["prompt_token_ids"] = generation.prompts[0]
+        if self._chat.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(generation.choices[0], self._chat.prompt_logprobs)
         if self._documents_order is not None:
             answer["documents_order"] = self._documents_order
         if self._reports is not None:

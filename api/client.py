@@ -69,6 +69,11 @@ class Inbox:
         messages, self._messages = self._messages, []
         return messages
 
+    @property
+    def is_running(self) -> bool:
+        """False once every request has ended or was closed, even if not all of their messages are read."""
+        return bool(self._running)
+
     def abort(self, request_id: str) -> None:
         """Stop one of the requests; nothing more arrives for it."""
         if request_id in self._running:

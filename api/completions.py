@@ -21,6 +21,7 @@ from trunkline.api.constrained import Constrained
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, OutputProcessor
+from trunkline.api.prompt_logprobs import prompt_logprobs
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import CompletionRequest
 from trunkline.api.service import Service
@@ -42,7 +43,7 @@ async def completions(request: Request) -> Response:
     prompts = await read_prompts(service.llm, completion)
     reports = CacheReports(prompts, service.page_size) if completion.cache_report else None
     answer_id = f"cmpl-{uuid.uuid4().hex}"
-    answer = CompletionAnswer(completion, model, answer_id, service.llm.tokenizer, constrained, reports)
+    answer = CompletionAnswer(completion, model, answer_id, service.llm.tokenizer, constrained, prompts, reports)
     generation = service.llm.submit(
         [prompt.token_ids for prompt in prompts],
         sampling,
@@ -63,14 +64,19 @@ async def completions(request: Request) -> Response:
 
 async def read_prompts(llm: AsyncLLM, completion: CompletionRequest) -> list[ReadPrompt]:
     """The prompts as the model reads them."""
-    return [ReadPrompt(await _token_ids(llm, completion, prompt), llm.tokenizer) for prompt in completion.prompts()]
+    longest = completion.longest_prompt(llm.max_tokens_per_request)
+    return [
+        ReadPrompt(await _token_ids(llm, completion, prompt), llm.tokenizer, longest=longest)
+        for prompt in completion.prompts()
+    ]
 
 
 async def _token_ids(llm: AsyncLLM, completion: CompletionRequest, prompt: str | list[int]) -> list[int]:
     if not isinstance(prompt, str):
         return prompt
     add_special_tokens = completion.add_special_tokens is not False
-    return await llm.encode(prompt, add_special_tokens=add_special_tokens)
+    may_be_cut = completion.truncate_prompt_tokens is not None
+    return await llm.encode(prompt, add_special_tokens=add_special_tokens, may_be_cut=may_be_cut)
 
 
 class LegacyLogprobs:
@@ -119,6 +125,7 @@ class CompletionAnswer:
     """The wire format of one answer.
 
     constrained  what its texts must follow
+    prompts      what was read
     reports      explains what was cached; None: nobody asked
     """
 
@@ -129,6 +136,7 @@ class CompletionAnswer:
         answer_id: str,
         tokenizer: Tokenizer,
         constrained: Constrained,
+        prompts: Sequence[ReadPrompt],
         reports: CacheReports | None = None,
     ) -> None:
         self.id = answer_id
@@ -144,7 +152,7 @@ class CompletionAnswer:
             "system_fingerprint": FINGERPRINT,
         }
         self._head = b"data: " + msgspec.json.encode(self._common)[:-1] + b',"choices":['
-        self._texts = completion.prompts()  # for the echo
+        self._prompts = prompts  # for the echo
         self._logprobs: dict[int, LegacyLogprobs] = {}  # by choice
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
@@ -154,6 +162,8 @@ class CompletionAnswer:
             echo, lists = self._echo(generation, choice)
             positions = None if self._completion.logprobs is None else choice.logprobs
             body = self._choice(choice, echo + choice.text, lists, choice.token_ids, positions, generation)
+            if (num := self._completion.prompt_logprobs) is not None:
+                body["prompt_logprobs"] = prompt_logprobs(choice, num)
             choices.append({**body, **await self._found(choice), "index": index})
         answer = {**self._common, "choices": choices, "usage": usage_body(generation.usage)}
         if self._reports is not None:
@@ -199,13 +209,21 @@ class CompletionAnswer:
         if not self._completion.echo:
             return "", None
         at = choice.index // generation.n
-        prompt, token_ids = self._texts[at], generation.prompts[at]
-        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        prompt, token_ids = self._completion.prompts()[at], generation.prompts[at]
+        if isinstance(prompt, str) and not self._prompts[at].num_cut:
+            text = prompt
+        else:
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         if self._completion.logprobs is None:
             return text, None
         logprobs = self._logprobs_of(choice.index)
         first = logprobs.unscored(self._tokenizer, token_ids[0], text)
-        return text, _joined(first, logprobs.scored(choice.prompt_logprobs or ()))
+        # There may be more alternatives than are shown here, for prompt_logprobs.
+        shown = [
+            PositionLogprobs(position.chosen, position.rank, position.top[: self._completion.logprobs])
+            for position in choice.prompt_logprobs or ()
+        ]
+        return text, _joined(first, logprobs.scored(shown))
 
     def _choice(
         self,

@@ -18,7 +18,8 @@ from trunkline.errors import RequestError
 
 logger = logging.getLogger("trunkline.api")
 
-PROTECTED = "/v1"  # needs the key; /health, /metrics, /version and the docs do not, as in vLLM
+# What lies there needs the key; /health, /metrics, /version and the docs do not, as in vLLM.
+PROTECTED = ("/v1", "/tokenize", "/detokenize")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into a header and into the log
 
 
@@ -26,8 +27,8 @@ class Edge:
     """ASGI middleware.
 
     path       "//" becomes "/", a "/" at the end goes: clients build "/v1//models"
-    key        wanted for everything under /v1, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before the
-               body is read. Whose it is, a Caller, goes into `request.state.caller`
+    key        wanted for everything under PROTECTED, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before
+               the body is read. Whose it is, a Caller, goes into `request.state.caller`
     headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer
     bugs       500 in the envelope, traceback in the log
     """
@@ -82,7 +83,7 @@ def caller_of(request: Request) -> Caller:
 
 
 def _is_protected(path: str) -> bool:
-    return path == PROTECTED or path.startswith(PROTECTED + "/")
+    return any(path == protected or path.startswith(protected + "/") for protected in PROTECTED)
 
 
 def _key(headers: Headers) -> str:

@@ -5,7 +5,7 @@
 Shared by the HTTP routes, `AsyncLLM` and `LLM`. Knows no HTTP; never imports torch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -51,6 +51,9 @@ class Usage(NamedTuple):
 
 class Observer(Protocol):
     """Is told when things happen to a request (metrics)."""
+
+    def opened(self, generation: "Generation") -> None:
+        """The request is on its way to the engine. Told once, before anything else."""
 
     def tokens(self, index: int, num: int) -> None:
         """Continuation `index` got so many new tokens at once."""
@@ -257,6 +260,8 @@ class Generation:
         self._choices = choices  # by the engine's request id
         self._has_pin = has_pin
         self._observer = observer
+        if observer is not None:
+            observer.opened(self)
 
     def __aiter__(self) -> "Generation":
         return self
@@ -281,6 +286,18 @@ class Generation:
         """Abort what still runs. With `error`, whoever is iterating gets it."""
         self._end(error)
         self._inbox.close(error)
+
+    @property
+    def request_ids(self) -> Collection[str]:
+        """The engine's, one per choice."""
+        return self._choices.keys()
+
+    def cancel(self, error: TrunklineError) -> bool:
+        """Abort what still runs, and let whoever is iterating have the error. False: nothing runs any more."""
+        if not self._inbox.is_running:
+            return False
+        self.close(error)
+        return True
 
     @property
     def usage(self) -> Usage:

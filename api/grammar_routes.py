@@ -17,8 +17,8 @@ from starlette.responses import Response
 
 from trunkline.api.body import read_json
 from trunkline.api.errors import json_response
+from trunkline.api.fields import invalid
 from trunkline.api.openapi import Route
-from trunkline.api.protocol import invalid
 from trunkline.api.response_format import ConstraintFields, ToolFields, refuse_misspelt
 from trunkline.api.service import Service
 from trunkline.constraint import Constraint

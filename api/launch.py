@@ -13,6 +13,7 @@
 import asyncio
 import collections
 import contextlib
+import errno
 import ipaddress
 import logging
 import signal
@@ -82,9 +83,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"Cannot listen on {host}:{port}: {error.strerror}. Stop what uses it, or choose another --port."
-        ) from None
+        is_host = error.errno == errno.EADDRNOTAVAIL
+        advice = "Choose a --host of this machine" if is_host else "Stop what uses it, or choose another --port"
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}. {advice}.") from None
     return listener
 
 

@@ -89,6 +89,9 @@ class RequestObserver:
         self._arrived = time.perf_counter()
         self._newest: dict[int, float] = {}  # choice -> when its newest token came
 
+    def opened(self, generation: Generation) -> None:
+        """Its time began when it was made."""
+
     def tokens(self, index: int, num: int) -> None:
         now = time.perf_counter()
         if not self._newest:

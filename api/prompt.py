@@ -38,15 +38,19 @@ async def read_chat(llm: AsyncLLM, chat: ChatRequest, *, tenant: str, is_sent: b
         raise InvalidParameter("The model has no chat template; use /v1/completions, or serve it with --chat-template.")
     if chat.documents:
         return await _read_with_documents(llm, template, chat, tenant=tenant, is_sent=is_sent)
+    longest = chat.longest_prompt(llm.max_tokens_per_request)
     text = render(template, chat)
-    token_ids = await llm.encode(text, add_special_tokens=bool(chat.add_special_tokens), what="messages")
+    token_ids = await llm.encode(
+        text, add_special_tokens=bool(chat.add_special_tokens), what="messages", may_be_cut=longest is not None
+    )
     spans = partial(source_spans, chat, text, partial(render, template))
-    return ReadPrompt(token_ids, llm.tokenizer, text=text, spans=spans)
+    return ReadPrompt(token_ids, llm.tokenizer, text=text, spans=spans, longest=longest)
 
 
 async def _read_with_documents(
     llm: AsyncLLM, template: ChatTemplate, chat: ChatRequest, *, tenant: str, is_sent: bool
 ) -> ReadPrompt:
+    longest = chat.longest_prompt(llm.max_tokens_per_request)
     layout = lay_out(partial(render, template), chat, template_knows_documents="documents" in template.source)
     order = list(range(layout.num_documents))
     pieces = layout.pieces(order)
@@ -66,7 +70,8 @@ async def _read_with_documents(
         await encoder.read(pieces)
     text = pieces.text
     spans = partial(source_spans, chat, text, partial(layout.text, order))
-    return ReadPrompt(encoder.token_ids(pieces), llm.tokenizer, text=text, spans=spans, documents_order=order)
+    token_ids = encoder.token_ids(pieces)
+    return ReadPrompt(token_ids, llm.tokenizer, text=text, spans=spans, documents_order=order, longest=longest)
 
 
 def render(template: ChatTemplate, chat: ChatRequest, documents: TemplateDocuments | None = None) -> str:

@@ -83,6 +83,7 @@ class ReadPrompt:
     spans  finds messages and documents in it; called at most once, and only if somebody asks. It may return None:
            nobody knows
     documents_order  the indices of the request's documents in the order in which they stand; None if it has none
+    longest  of the tokens only so many are read, the last ones; None: all. Tokens are counted from the first that is read
     """
 
     def __init__(
@@ -93,8 +94,11 @@ class ReadPrompt:
         text: str | None = None,
         spans: Callable[[], list[Span] | None] = lambda: None,
         documents_order: list[int] | None = None,
+        longest: int | None = None,
     ) -> None:
-        self.token_ids = token_ids
+        self.num_cut = 0 if longest is None else max(0, len(token_ids) - longest)  # tokens left out at the beginning
+        self.token_ids = token_ids[self.num_cut :]
+        self._cut_ids = token_ids[: self.num_cut]
         self.documents_order = documents_order
         self.tokenizer = tokenizer
         self._text = None if text is None else text.encode()
@@ -136,7 +140,7 @@ class ReadPrompt:
             return len(self.token_ids)
         spans, offsets = found
         ends = [span.end for span in spans if span.source.message is not None and span.source.message <= message]
-        return bisect_right(offsets, max(ends)) - 1 if ends else 0
+        return max(0, bisect_right(offsets, max(ends)) - 1) if ends else 0
 
     def _within(self, span: Span, byte: int) -> Place:
         assert self._text is not None
@@ -147,9 +151,10 @@ class ReadPrompt:
         """The spans in their order, and the byte at which each token begins; one more for the end of the last."""
         if not self._has_looked:
             self._has_looked = True
-            offsets = None if self._text is None else _offsets(self.token_ids, self.tokenizer, self._text)
+            all_ids = [*self._cut_ids, *self.token_ids]
+            offsets = None if self._text is None else _offsets(all_ids, self.tokenizer, self._text)
             spans = None if offsets is None else self._find_spans()
-            self._found = None if offsets is None or spans is None else (spans, offsets)
+            self._found = None if offsets is None or spans is None else (spans, offsets[self.num_cut :])
         return self._found
 
 

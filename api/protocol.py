@@ -8,24 +8,17 @@ Fields that OpenAI has and that change no answer here (`user`, `store`, …) are
 ignored with a warning, but for typos of those that say what the answer must follow. Knows no engine and no HTTP.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trunkline.api.body import LONGEST_PATH
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
-from trunkline.api.response_format import UNKNOWN_NAME, ConstraintFields, GrammarDefaults, ToolFields, refuse_misspelt
+from trunkline.api.fields import invalid, refuse_unsupported, token_id, warn_of_unknown
+from trunkline.api.response_format import ConstraintFields, GrammarDefaults, ToolFields, refuse_misspelt
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
-
-logger = logging.getLogger("trunkline.api")
-
-MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once; after that, none is
-MAX_SHOWN_KEYS = 10  # of them in one line of the log
-_warned_keys: set[str] = set()
 
 # At most this many continuations for one body: prompts times n.
 MAX_CHOICES = 1024
@@ -73,6 +66,8 @@ class GenerationRequest(ConstraintFields):
     cache_salt: str | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
 
     # Ours, and Anthropic's
     cache_report: bool | None = None
@@ -95,8 +90,6 @@ class GenerationRequest(ConstraintFields):
         "bad_words": (None, []),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
-        "prompt_logprobs": (None,),
-        "truncate_prompt_tokens": (None,),
         "return_tokens_as_token_ids": (None, False),
         "spaces_between_special_tokens": (None, True),
         "prompt_embeds": (None,),
@@ -114,9 +107,13 @@ class GenerationRequest(ConstraintFields):
             raise invalid(error, body) from None
         unknown = body.keys() - cls.model_fields.keys() - cls.unsupported.keys()
         refuse_misspelt(body, unknown)
-        _warn_of_unknown(unknown)
+        warn_of_unknown(unknown)
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        if parsed.prompt_logprobs is not None and parsed.stream:
+            raise InvalidParameter(
+                "'prompt_logprobs' is only allowed when 'stream' is not true.", param="prompt_logprobs"
+            )
         return parsed
 
     def sampling(self, defaults: Mapping[str, Any], grammar: GrammarDefaults) -> SamplingParams:
@@ -131,10 +128,34 @@ class GenerationRequest(ConstraintFields):
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = tuple(self.stop_token_ids)
         if self.logit_bias is not None:
-            given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+            given["logit_bias"] = {token_id(key): bias for key, bias in self.logit_bias.items()}
         given["constraint"] = self.constraint(grammar)
         given |= self._own_sampling()
+        if (num := self.prompt_logprobs) is not None:
+            if not 0 <= num <= MAX_LOGPROBS:
+                raise InvalidParameter.of("prompt_logprobs", num, f"an integer from 0 to {MAX_LOGPROBS}")
+            given["prompt_logprobs"] = max(num, given.get("prompt_logprobs", 0))
         return SamplingParams(**{**defaults, **given})
+
+    def longest_prompt(self, max_tokens_per_request: int) -> int | None:
+        """How many tokens of a prompt are read, the last ones; None: all. -1 asks for those that fit beside what may be
+        generated.
+
+        Raises InvalidParameter.
+        """
+        wanted = self.truncate_prompt_tokens
+        if wanted is None or 1 <= wanted <= INT32_MAX:
+            return wanted
+        if wanted != -1:
+            raise InvalidParameter.of("truncate_prompt_tokens", wanted, f"-1, or an integer from 1 to {INT32_MAX}")
+        generated: int = self._own_sampling().get("max_tokens", 1)
+        if generated >= max_tokens_per_request:
+            raise InvalidParameter(
+                f"'truncate_prompt_tokens' is -1, but {generated} tokens to generate leave no room for a prompt: a request has"
+                f" {max_tokens_per_request} at most. Ask for less.",
+                param="truncate_prompt_tokens",
+            )
+        return max_tokens_per_request - generated
 
     def _own_sampling(self) -> dict[str, Any]:
         """What one endpoint spells its own way."""
@@ -374,95 +395,3 @@ def _check_documents(documents: Sequence[str | Document]) -> None:
         text, where = (document, "") if isinstance(document, str) else (document.text, ".text")
         if not text.strip():
             raise InvalidParameter.of(f"documents[{index}]{where}", text, "a text that is not empty")
-
-
-_NOT_YET = "this server does not support more yet"
-_WHY_NOT = {
-    "best_of": "it is a parameter of /v1/completions",
-    "echo": "it is a parameter of /v1/completions",
-}
-_REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
-
-
-def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises InvalidParameter for a field whose value asks for what we cannot do."""
-    for param, harmless in unsupported.items():
-        if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
-            raise _unsupported(param, body[param], harmless)
-
-
-def _unsupported(param: str, seen: Any, harmless: tuple[Any, ...]) -> InvalidParameter:
-    if (successor := _REPLACED_BY.get(param)) is not None:
-        error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
-    else:
-        allowed = "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
-        error = InvalidParameter.of(param, seen, f"{allowed}: {_WHY_NOT.get(param, _NOT_YET)}")
-    error.code = "unsupported_value"
-    return error
-
-
-def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdecimal() and len(key) <= len(str(INT32_MAX))):
-        raise InvalidParameter.of("logit_bias", key, "an object whose keys are token ids")
-    return int(key)
-
-
-def _warn_of_unknown(keys: set[str]) -> None:
-    """Whatever a body holds, the log and what is remembered stay small."""
-    new = sorted({key[:LONGEST_PATH] for key in keys} - _warned_keys)
-    if new and len(_warned_keys) < MAX_WARNED_KEYS:
-        _warned_keys.update(new[: MAX_WARNED_KEYS - len(_warned_keys)])
-        more = f" and {len(new) - MAX_SHOWN_KEYS} more" if len(new) > MAX_SHOWN_KEYS else ""
-        logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
-
-
-def invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
-    """Pydantic's findings about the first wrong parameter, as one sentence."""
-    found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
-    first = found[0][0]
-    # Of a union, the alternative that got furthest into the value knows best.
-    param = max(path for path, _ in found if path[: len(first)] == first)
-    details = [detail for path, detail in found if path == param]
-    name = _name(param)
-    if details[0]["type"] == UNKNOWN_NAME:
-        name = _name((*param, str(details[0]["ctx"]["name"])))
-        return InvalidParameter(f"'{name}' is not known; {details[0]['msg']}.", param=name)
-    if details[0]["type"] == "missing":
-        return InvalidParameter(f"'{name}' is missing; it is required.", param=name)
-    allowed = dict.fromkeys(_allowed(detail["msg"]) for detail in details)
-    return InvalidParameter.of(name, details[0]["input"], " or ".join(allowed))
-
-
-def _name(path: tuple[int | str, ...]) -> str:
-    """As OpenAI writes it: `messages[0].content`."""
-    name = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return name.removeprefix(".")[:LONGEST_PATH]
-
-
-def _allowed(message: str) -> str:
-    """In the words of JSON: "Input should be a valid dictionary or instance of ChatMessage" -> "an object"."""
-    allowed = message.removeprefix("Input should be ").split(" or instance of ")[0]
-    return _JSON_WORDS.get(allowed, allowed)
-
-
-_JSON_WORDS = {
-    "a valid dictionary": "an object",
-    "a valid list": "an array",
-    "a valid string": "a string",
-    "a valid boolean": "true or false",
-    "a valid integer": "an integer",
-    "a valid number": "a number",
-}
-
-
-def _path(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> tuple[int | str, ...]:
-    """The parameter's place in the body. Pydantic also puts names of union members in, which are no part of it."""
-    path: list[int | str] = []
-    value: Any = body
-    for step in location:
-        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
-            value = value[step]  # type: ignore[index]
-            path.append(step)
-    if kind == "missing":
-        path.append(location[-1])
-    return tuple(path)

@@ -272,6 +272,7 @@ class ConstraintFields(BaseModel):
     grammar: str | None = None
 
     # Ours
+    choice: Choice | None = None  # beside regex and json_schema it is what people write
     grammar_backend: str | None = None
     grammar_unsupported: Literal["error", "validate"] | None = None
     close_on_length: bool | None = None
@@ -392,6 +393,7 @@ _PLAIN_KINDS = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
+    "choice": "choice",
     "json_schema": "json_schema",
     "regex": "regex",
     "ebnf": "ebnf",

@@ -12,10 +12,12 @@ from typing import Any
 
 from starlette.requests import Request
 
+from trunkline.api.cancel_route import RunningRequests
 from trunkline.api.dialect import Dialect, check_parsers
 from trunkline.api.metrics import Metrics
 from trunkline.api.request_log import LoggedRequest
 from trunkline.api.response_format import GrammarDefaults
+from trunkline.api.response_store import ResponseStore
 from trunkline.api.tenants import Keys
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig
@@ -48,6 +50,10 @@ class Service:
         self.stopping = False
         self.metrics = Metrics(config.served_model_names[0])
         self.keys = Keys.of(config)
+        self.running = RunningRequests()
+        self.responses = ResponseStore(
+            max_entries=config.max_stored_responses, max_bytes=config.stored_responses_memory
+        )
         self.looking = asyncio.Lock()
         self.checking = asyncio.Lock()
 
@@ -92,8 +98,8 @@ class Service:
         return self.llm.ready.page_size
 
     def observe(self, request: Request, answer_id: str) -> LoggedRequest:
-        """Metrics and log line of one request, which arrives now."""
-        return LoggedRequest(self.metrics, request.state.request_id, answer_id, request.state.caller.tenant)
+        """Metrics and log line of one request, which arrives now, and can be cancelled once it is on its way."""
+        return self.running.observe(self.metrics, request.state.request_id, answer_id, request.state.caller)
 
     def count_failure(self, error: RequestError) -> None:
         """A request was answered with an error."""

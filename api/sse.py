@@ -58,7 +58,13 @@ async def _close_on_disconnect(generation: Generation, receive: Receive) -> None
 
 
 class EventStream(Response):
-    """A response that writes the frames of `chunks` (all of a batch at once), then [DONE]."""
+    """A response that writes the frames of `chunks` (all of a batch at once), then [DONE].
+
+    The class attributes and `error_event` are OpenAI's wire format; another API's stream has its own.
+    """
+
+    done = DONE
+    ping = b": ping\n\n"
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class EventStream(Response):
             finally:
                 watch.cancel()
                 self._generation.close()
-            await self._write(send, DONE, more=False)
+            await self._write(send, self.done, more=False)
         except OSError:  # what a server may raise when the client is gone
             logger.debug("A client went away in the middle of a stream.")
         except TrunklineError as error:
@@ -96,6 +102,10 @@ class EventStream(Response):
             request_id = scope["state"]["request_id"]
             logger.exception("The stream of request %s failed.", request_id)
             await self._fail(InternalError(request_id), scope, receive, send)
+
+    def error_event(self, error: RequestError) -> bytes:
+        """What tells of an error that comes after the first chunk."""
+        return data(envelope(error))
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
         if not self._started:
@@ -112,7 +122,7 @@ class EventStream(Response):
             except TimeoutError:
                 if self._idle:
                     with contextlib.suppress(OSError):  # the client is gone: the next message says so
-                        await self._write(send, b": ping\n\n")
+                        await self._write(send, self.ping)
                 self._idle = True
                 continue
             if message["type"] == "http.disconnect":
@@ -126,4 +136,4 @@ class EventStream(Response):
             await error_response(error)(scope, receive, send)
             return
         with contextlib.suppress(OSError):
-            await self._write(send, data(envelope(error)), more=False)
+            await self._write(send, self.error_event(error), more=False)

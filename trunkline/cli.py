@@ -31,7 +31,7 @@ from trunkline.config import (
     WorkerConfig,
     engine_config,
 )
-from trunkline.errors import ConfigError, StartupError
+from trunkline.errors import ConfigError, StartupError, shown
 from trunkline.units import format_bytes, parse_bytes
 
 
@@ -123,6 +123,8 @@ def serve_config(args: argparse.Namespace) -> ServeConfig:
         reasoning_parser=args.reasoning_parser,
         generation_config=args.generation_config,
         log_format=args.log_format,
+        max_stored_responses=args.max_stored_responses,
+        stored_responses_memory=args.stored_responses_memory,
         **grammar_api_settings(args),
     )
     return ServeConfig(engine=engine, api=api)
@@ -160,6 +162,12 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed is an integer of at least 0.")
+    return int(text)
 
 
 def _served_name(model: str) -> str:
@@ -279,6 +287,20 @@ def _add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         choices=CACHE_SHARING,
         default=api.cache_sharing,
         help="who finds whose cached prefixes: key, each API key its own; all, everybody everybody's",
+    )
+    group.add_argument(
+        "--max-stored-responses",
+        type=_count,
+        metavar="N",
+        default=api.max_stored_responses,
+        help="responses of /v1/responses that are kept in memory, to be continued by previous_response_id; 0: none",
+    )
+    group.add_argument(
+        "--stored-responses-memory",
+        type=_size,
+        metavar="SIZE",
+        default=format_bytes(api.stored_responses_memory).replace(".0 ", ""),
+        help="memory that they may take",
     )
     group.add_argument(
         "--log-format",

@@ -116,6 +116,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     grammar_backend: str = "auto"  # one of GRAMMAR_BACKENDS, of requests that name none
     grammar_unsupported: str = "error"  # one of UNSUPPORTED_POLICIES, of requests that name none
     close_on_length: bool = False  # of requests that do not say
+    max_stored_responses: int = 4096  # of /v1/responses, kept to be read again and continued; 0: none
+    stored_responses_memory: int = 64 * 2**20  # bytes of them
 
     @property
     def has_keys(self) -> bool:

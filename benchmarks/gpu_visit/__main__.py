@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,8 @@ def main(argv: list[str] | None = None) -> int:
 
     args.out.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if not args.rehearse and shutil.which("nvidia-smi") is None:
+        parser.error("there is no GPU here (no nvidia-smi); --rehearse tries the script itself on a CPU")
     if args.rehearse:
         environment["TRITON_INTERPRET"] = "1"
     name = "rehearsal" if args.rehearse else "visit"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import trunkline
-from trunkline.api import app, protocol
+from trunkline.api import app, fields
 from trunkline.api.app import create_app
 from trunkline.api.errors import error_response
 from trunkline.api.protocol import ChatRequest
@@ -186,14 +186,14 @@ async def test_openapi_describes_the_bodies(opened: httpx.AsyncClient) -> None:
 
 
 def test_any_number_of_unknown_fields_is_one_short_line(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr(protocol, "_warned_keys", set())
+    monkeypatch.setattr(fields, "_warned_keys", set())
     with caplog.at_level(logging.WARNING, "trunkline.api"):
         ChatRequest.parse({**CHAT, "long" * 100_000: 0, **{f"unknown_{number}": 0 for number in range(3000)}})
         ChatRequest.parse({**CHAT, "one_more": 0})
     (record,) = caplog.records
     assert record.getMessage().endswith("'unknown_1003', 'unknown_1004' and 2991 more")
     assert len(record.getMessage()) < 500
-    assert sum(map(len, protocol._warned_keys)) < 100_000
+    assert sum(map(len, fields._warned_keys)) < 100_000
 
 
 def test_unknown_fields_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

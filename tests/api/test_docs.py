@@ -3,11 +3,14 @@
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.api.test_metrics import NAMES
+from trunkline.api.messages_protocol import MessagesRequest
 from trunkline.api.protocol import ChatRequest, CompletionRequest
+from trunkline.api.responses_protocol import ResponsesRequest
 from trunkline.cli import make_parser
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -19,8 +22,8 @@ def cells(page: str) -> set[str]:
     return {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
 
 
-@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest])
-def test_every_field_is_in_the_table(request_type: type[ChatRequest | CompletionRequest]) -> None:
+@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
+def test_every_field_is_in_the_table(request_type: type[Any]) -> None:
     fields = {*request_type.model_fields, *request_type.unsupported}
     assert fields - cells("api.md") == set()
 

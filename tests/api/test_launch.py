@@ -125,6 +125,11 @@ def serve_fails(*arguments: str) -> str:
     return line
 
 
+def test_an_address_of_another_machine() -> None:
+    with pytest.raises(ConfigError, match=r"Cannot listen on 192\.0\.2\.1:0: .*\. Choose a --host of this machine\."):
+        bind("192.0.2.1", 0)  # RFC 5737: nobody's
+
+
 def test_port_in_use_is_one_sentence(tiny: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -226,3 +226,16 @@ def test_places_between_documents(tokenizer: Tokenizer) -> None:
     assert prompt.num_tokens_until(0) == len(
         tokenizer.encode(text[: text.index("When?") + 5], add_special_tokens=False)
     )
+
+
+def test_places_in_a_prompt_without_its_beginning(tokenizer: Tokenizer) -> None:
+    """What is left out shifts nothing: each token that is read stands where it stood."""
+    whole = read(tokenizer, CHAT_TEMPLATE, "Be kind. ☃", "hello world", roles="su")
+    places = [whole.place(at) for at in range(len(whole.token_ids))]
+    ends = [whole.num_tokens_until(message) for message in range(2)]
+    for longest in range(1, len(whole.token_ids) + 2):
+        cut = ReadPrompt(whole.token_ids, tokenizer, text=whole.text, spans=whole._find_spans, longest=longest)
+        assert cut.token_ids == whole.token_ids[-longest:]
+        assert cut.num_cut == len(whole.token_ids) - len(cut.token_ids)
+        assert [cut.place(at) for at in range(len(cut.token_ids))] == places[-longest:]
+        assert [cut.num_tokens_until(message) for message in range(2)] == [max(0, end - cut.num_cut) for end in ends]

@@ -98,6 +98,7 @@ SPELLINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_json": False}, {"json_schema": "false", "where": "guided_json"}),
     ({"guided_regex": "a+"}, {"regex": "a+", "where": "guided_regex"}),
     ({"guided_choice": ["a"]}, {"choice": ("a",), "where": "guided_choice"}),
+    ({"choice": ["a"]}, {"choice": ("a",), "where": "choice"}),
     ({"guided_grammar": GBNF}, {"ebnf": GBNF, "where": "guided_grammar"}),
     ({"guided_grammar": LARK}, {"lark": LARK, "where": "guided_grammar"}),
     (

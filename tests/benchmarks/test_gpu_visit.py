@@ -81,6 +81,15 @@ def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nonsense" in capsys.readouterr().err
 
 
+def test_without_a_gpu_it_says_what_can_be_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main(["--out", str(tmp_path)])
+    assert "there is no GPU here (no nvidia-smi); --rehearse tries the script itself" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_rehearsal_of_checks(tmp_path: Path) -> None:
     found = rehearse(tmp_path, "ceilings", "compiling", "correctness", "graphs", "sampler")

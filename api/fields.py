@@ -1,0 +1,129 @@
+"""Fields of a body that are wrong, unknown or not supported: the errors that name them, and one line of the log.
+
+refuse_unsupported  they would change the answer, but we cannot honour them: never silent
+invalid             what pydantic found of their types, in a sentence
+warn_of_unknown     they are ignored, and that is said once
+
+Knows no endpoint.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from trunkline.api.body import LONGEST_PATH
+from trunkline.api.response_format import UNKNOWN_NAME
+from trunkline.errors import InvalidParameter
+from trunkline.sampling import INT32_MAX
+
+logger = logging.getLogger("trunkline.api")
+
+MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once; after that, none is
+MAX_SHOWN_KEYS = 10  # of them in one line of the log
+_warned_keys: set[str] = set()
+
+_NOT_YET = "this server does not support more yet"
+_WHY_NOT = {
+    "best_of": "it is a parameter of /v1/completions",
+    "echo": "it is a parameter of /v1/completions",
+}
+_REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
+
+
+def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidParameter for a field whose value asks for what we cannot do."""
+    for param, harmless in unsupported.items():
+        if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
+            raise _unsupported(param, body[param], harmless)
+
+
+def _unsupported(param: str, seen: Any, harmless: tuple[Any, ...]) -> InvalidParameter:
+    if (successor := _REPLACED_BY.get(param)) is not None:
+        error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
+    else:
+        allowed = "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
+        error = InvalidParameter.of(param, seen, f"{allowed}: {_WHY_NOT.get(param, _NOT_YET)}")
+    error.code = "unsupported_value"
+    return error
+
+
+def token_id(key: str) -> int:
+    """A key of `logit_bias`. Raises InvalidParameter."""
+    if not (key.isascii() and key.isdecimal() and len(key) <= len(str(INT32_MAX))):
+        raise InvalidParameter.of("logit_bias", key, "an object whose keys are token ids")
+    return int(key)
+
+
+def is_chat(body: dict[str, Any]) -> bool:
+    """Of a route that takes both: True for a body with `messages`, False for one with `prompt`.
+
+    Raises InvalidParameter for one with both, or neither.
+    """
+    given = [name for name in ("messages", "prompt") if name in body]
+    if len(given) != 1:
+        problem = "are both given; send one of them" if given else "are both missing; one of them is required"
+        raise InvalidParameter(f"'messages' and 'prompt' {problem}.", param="messages")
+    return "messages" in body
+
+
+def warn_of_unknown(keys: set[str]) -> None:
+    """Log the names of fields that are ignored, each once. Whatever a body holds, the log and what is remembered stay small."""
+    new = sorted({key[:LONGEST_PATH] for key in keys} - _warned_keys)
+    if new and len(_warned_keys) < MAX_WARNED_KEYS:
+        _warned_keys.update(new[: MAX_WARNED_KEYS - len(_warned_keys)])
+        more = f" and {len(new) - MAX_SHOWN_KEYS} more" if len(new) > MAX_SHOWN_KEYS else ""
+        logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
+
+
+def invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
+    """Pydantic's findings about the first wrong parameter, as one sentence."""
+    found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
+    first = found[0][0]
+    # Of a union, the alternative that got furthest into the value knows best.
+    param = max(path for path, _ in found if path[: len(first)] == first)
+    details = [detail for path, detail in found if path == param]
+    name = _name(param)
+    if details[0]["type"] == UNKNOWN_NAME:
+        name = _name((*param, str(details[0]["ctx"]["name"])))
+        return InvalidParameter(f"'{name}' is not known; {details[0]['msg']}.", param=name)
+    if details[0]["type"] == "missing":
+        return InvalidParameter(f"'{name}' is missing; it is required.", param=name)
+    allowed = dict.fromkeys(_allowed(detail["msg"]) for detail in details)
+    return InvalidParameter.of(name, details[0]["input"], " or ".join(allowed))
+
+
+def _name(path: tuple[int | str, ...]) -> str:
+    """As OpenAI writes it: `messages[0].content`."""
+    name = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return name.removeprefix(".")[:LONGEST_PATH]
+
+
+def _allowed(message: str) -> str:
+    """In the words of JSON: "Input should be a valid dictionary or instance of ChatMessage" -> "an object"."""
+    allowed = message.removeprefix("Input should be ").split(" or instance of ")[0]
+    return _JSON_WORDS.get(allowed, allowed)
+
+
+_JSON_WORDS = {
+    "a valid dictionary": "an object",
+    "a valid list": "an array",
+    "a valid string": "a string",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+}
+
+
+def _path(location: tuple[int | str, ...], kind: str, body: dict[str, Any]) -> tuple[int | str, ...]:
+    """The parameter's place in the body. Pydantic also puts names of union members in, which are no part of it."""
+    path: list[int | str] = []
+    value: Any = body
+    for step in location:
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            value = value[step]  # type: ignore[index]
+            path.append(step)
+    if kind == "missing":
+        path.append(location[-1])
+    return tuple(path)

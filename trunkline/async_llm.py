@@ -9,7 +9,6 @@ import os
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -21,6 +20,7 @@ from trunkline.api.constrained import Checks
 from trunkline.api.dialect import Dialect, Found, Plan, look_at
 from trunkline.api.engine_process import EngineProcess
 from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
+from trunkline.api.preparing import Preparing
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
@@ -105,8 +105,7 @@ class AsyncLLM:
         self._watcher: asyncio.Task[EngineDead] | None = None
         self._numbers = itertools.count()  # of everything sent to the engine
         self._prepared = PreparedCache()
-        # One thread of its own: a constraint may take seconds, also a short one, and tokenizing must not wait for it.
-        self._preparing = ThreadPoolExecutor(1, "trunkline-prepare")
+        self._preparing = Preparing(self._prepared)
         self._generations: dict[str, Generation] = {}
 
     # ---------------------------------------------------------------- life
@@ -293,11 +292,11 @@ class AsyncLLM:
             raise ContextLengthExceeded(limit=self.max_tokens_per_request, seen=fewest, what=what, cause=cause)
 
     async def prepare(self, constraint: Constraint) -> Prepared:
-        """What the engine gets for a constraint, and what to compare the finished text with. Raises GrammarRefused."""
-        constraint = constraint.fitting(self.tokenizer.is_special)
-        if self._prepared.is_known(constraint):
-            return self._prepared.prepare(constraint)
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, self._prepared.prepare, constraint)
+        """What the engine gets for a constraint, and what to compare the finished text with.
+
+        Raises GrammarRefused, and Overloaded if too many are being prepared.
+        """
+        return await self._preparing.prepare(constraint.fitting(self.tokenizer.is_special))
 
     def submit(
         self,

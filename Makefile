@@ -38,7 +38,7 @@ bench: $(VENV)/.serve  ## start a server, run the workloads W1 … W5 against it
 	@$(PY) -m benchmarks.workloads $(ARGS)
 
 test: $(VENV)/.dev  ## everything that needs no real model, with 1,000 examples a property (under 15 minutes)
-	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci $(PARALLEL) --dist loadfile $(ARGS)
+	@$(PY) -m pytest -m "not real" --hypothesis-profile=ci --durations=15 $(PARALLEL) --dist loadfile $(ARGS)
 
 test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
 	@$(PY) -m pytest -m "not slow and not real" $(PARALLEL) --dist worksteal $(ARGS)

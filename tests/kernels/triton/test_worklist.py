@@ -110,9 +110,8 @@ def test_every_row_reads_what_it_sees_once(data: st.DataObject) -> None:
     check(work, chunks, shared, group=group, window=window)
     flat = make(chunks, group=group, window=window)
     check(flat, chunks, group=group, window=window)
-    if (
-        not window
-    ):  # with one, a tile reads what the first and the last of its rows see: that depends on which rows meet in it
+    # With a window a tile reads from what its first row sees to what its last one sees: that depends on which rows meet in it.
+    if not window:
         assert work.num_kv_tokens <= flat.num_kv_tokens, "sharing never reads more"
 
 

@@ -2,11 +2,11 @@
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 
 from trunkline.api.cache_control import Ttl, ttl_seconds
-from trunkline.api.fields import invalid
+from trunkline.api.fields import validated
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.errors import InvalidParameter
 
@@ -60,10 +60,7 @@ class FlushRequest(BaseModel):
                     f"'{name[:40]}' is no field of this route; there are {', '.join(cls.model_fields)}.",
                     param=name[:40],
                 )
-        try:
-            return cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error, body) from None
+        return validated(cls, body)
 
 
 def query_number(request: Request, name: str, *, default: int, least: int, most: int) -> int:

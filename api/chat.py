@@ -37,6 +37,7 @@ class StartedChat(NamedTuple):
     plan         who reads what it writes
     constrained  what that must follow
     reports      explains what was cached; None: nobody asked
+    generation   what it writes
     """
 
     model: str

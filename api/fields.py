@@ -1,22 +1,25 @@
 """Fields of a body that are wrong, unknown or not supported: the errors that name them, and one line of the log.
 
+read_fields         the same of a request whose other fields are ignored, unless they look like typos of constraints
 refuse_unsupported  they would change the answer, but we cannot honour them: never silent
-invalid             what pydantic found of their types, in a sentence
+validated           a body of the right types, or what pydantic found, in a sentence
 warn_of_unknown     they are ignored, and that is said once
 
 Knows no endpoint.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from trunkline.api.body import LONGEST_PATH
-from trunkline.api.response_format import UNKNOWN_NAME
+from trunkline.api.response_format import UNKNOWN_NAME, refuse_misspelt
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX
+
+Model = TypeVar("Model", bound=BaseModel)
 
 logger = logging.getLogger("trunkline.api")
 
@@ -30,6 +33,26 @@ _WHY_NOT = {
     "echo": "it is a parameter of /v1/completions",
 }
 _REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
+
+
+def read_fields(model: type[Model], body: dict[str, Any], *, others: Iterable[str] = ()) -> Model:
+    """`validated`; what `model` doesn't know, nor `others` hold, is ignored, and named in the log.
+
+    Raises InvalidParameter, also for an unknown field that looks like a constraint.
+    """
+    parsed = validated(model, body)
+    unknown = body.keys() - model.model_fields.keys() - set(others)
+    refuse_misspelt(body, unknown)
+    warn_of_unknown(unknown)
+    return parsed
+
+
+def validated(model: type[Model], body: dict[str, Any]) -> Model:
+    """The body as a `model`. Raises InvalidParameter, naming the first wrong parameter."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _invalid(error, body) from None
 
 
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -77,7 +100,7 @@ def warn_of_unknown(keys: set[str]) -> None:
         logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
 
 
-def invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
+def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
     """Pydantic's findings about the first wrong parameter, as one sentence."""
     found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
     first = found[0][0]

@@ -11,13 +11,12 @@ import asyncio
 from typing import Any, Self
 
 import msgspec
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline.api.body import read_json
 from trunkline.api.errors import json_response
-from trunkline.api.fields import invalid
+from trunkline.api.fields import validated
 from trunkline.api.openapi import Route
 from trunkline.api.response_format import ConstraintFields, ToolFields, refuse_misspelt
 from trunkline.api.service import Service
@@ -37,10 +36,7 @@ class GrammarCheckRequest(ConstraintFields, ToolFields):
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
         """Other fields of requests are ignored, as far as they are no typos. Raises InvalidParameter."""
-        try:
-            parsed = cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error, body) from None
+        parsed = validated(cls, body)
         refuse_misspelt(body, body.keys() - cls.model_fields.keys())
         return parsed
 

@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl
-from trunkline.api.fields import invalid, refuse_unsupported, warn_of_unknown
+from trunkline.api.fields import read_fields, refuse_unsupported
 from trunkline.api.messages_conversation import Content, Conversation
 from trunkline.api.protocol import MAX_MESSAGES, ChatRequest
 from trunkline.api.reasoning import SWITCHES
-from trunkline.api.response_format import Closed, ConstraintFields, Schema, refuse_misspelt
+from trunkline.api.response_format import Closed, ConstraintFields, Schema
 from trunkline.errors import InvalidParameter, RequestError
 from trunkline.sampling import INT32_MAX
 
@@ -112,14 +112,7 @@ class CountTokensRequest(BaseModel):
         messages = body.get("messages")
         if isinstance(messages, list) and not 0 < len(messages) <= MAX_MESSAGES:
             raise InvalidParameter.of("messages", f"{len(messages)} messages", f"1 to {MAX_MESSAGES}")
-        try:
-            parsed = cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error, body) from None
-        unknown = body.keys() - cls.model_fields.keys() - cls.unsupported.keys()
-        refuse_misspelt(body, unknown)
-        warn_of_unknown(unknown)
-        return parsed
+        return read_fields(cls, body, others=cls.unsupported.keys())
 
     def chat(self, *, can_think: bool) -> Translated:
         """The same as a chat.
@@ -270,7 +263,7 @@ def renamed(error: RequestError, origins: list[str]) -> RequestError:
     if param != error.param:
         is_named = f"'{error.param}'" in error.message
         told = error.message.replace(f"'{error.param}'", f"'{param}'") if is_named else f"{param}: {error.message}"
-        error.param, error.message, error.args = param, told, (told,)
+        error.reword(told, param)
     return error
 
 

@@ -11,12 +11,12 @@ ignored with a warning, but for typos of those that say what the answer must fol
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
-from trunkline.api.fields import invalid, refuse_unsupported, token_id, warn_of_unknown
-from trunkline.api.response_format import ConstraintFields, GrammarDefaults, ToolFields, refuse_misspelt
+from trunkline.api.fields import read_fields, refuse_unsupported, token_id
+from trunkline.api.response_format import ConstraintFields, GrammarDefaults, ToolFields
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
 
@@ -101,13 +101,7 @@ class GenerationRequest(ConstraintFields):
     def parse(cls, body: dict[str, Any]) -> Self:
         """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported."""
         refuse_unsupported(body, cls.unsupported)
-        try:
-            parsed = cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error, body) from None
-        unknown = body.keys() - cls.model_fields.keys() - cls.unsupported.keys()
-        refuse_misspelt(body, unknown)
-        warn_of_unknown(unknown)
+        parsed = read_fields(cls, body, others=cls.unsupported.keys())
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         if parsed.prompt_logprobs is not None and parsed.stream:

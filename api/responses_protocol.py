@@ -215,9 +215,8 @@ def in_own_words(places: Sequence[str] = ()) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        error.message = own_words(error.message, places)
-        error.args = (error.message,)
-        error.param = None if error.param is None else own_words(error.param, places)
+        param = None if error.param is None else own_words(error.param, places)
+        error.reword(own_words(error.message, places), param)
         raise
 
 

@@ -10,14 +10,14 @@ import asyncio
 from typing import Any, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline.api.body import read_json
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
-from trunkline.api.fields import invalid, is_chat, warn_of_unknown
+from trunkline.api.fields import is_chat, validated, warn_of_unknown
 from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.protocol import ChatRequest, TokenIds
@@ -37,10 +37,7 @@ class _PlainRequest(BaseModel):
     @classmethod
     def parse(cls, body: dict[str, Any]) -> Self:
         """Raises InvalidParameter, naming the parameter."""
-        try:
-            parsed = cls.model_validate(body)
-        except ValidationError as error:
-            raise invalid(error, body) from None
+        parsed = validated(cls, body)
         warn_of_unknown(body.keys() - cls.model_fields.keys())
         return parsed
 

@@ -66,6 +66,10 @@ class RequestError(TrunklineError):
         if code is not None:
             self.code = code
 
+    def reword(self, message: str, param: str | None) -> None:
+        """Say the same in the words of another surface."""
+        self.message, self.param, self.args = message, param, (message,)
+
 
 class InvalidParameter(RequestError, ValueError):
     """A parameter has the wrong type or is out of range."""

@@ -103,7 +103,7 @@ async def in_process(tiny: Path, request: pytest.FixtureRequest) -> AsyncIterato
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_streams", [200])
+@pytest.mark.parametrize("num_streams", [100])
 async def test_flood_of_streams_half_of_them_cut(in_process: InProcess, num_streams: int) -> None:
     """More streams than sequences, and too few pages for all of them: queueing, preemption and aborts all meet."""
     choose = random.Random(7)

@@ -110,12 +110,14 @@ def test_rehearsal_of_checks(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.real  # minutes in Triton's interpreter are for `make check`
 @pytest.mark.slow
 def test_rehearsal_of_measurements(tmp_path: Path) -> None:
     found = rehearse(tmp_path, "decode", "prefill", "tree", "peers")
     assert [len(rows) for rows in found.values()] == [1, 1, 1, 4]
 
 
+@pytest.mark.real  # minutes in Triton's interpreter are for `make check`
 @pytest.mark.slow
 def test_rehearsal_of_the_engine(tmp_path: Path) -> None:
     found = rehearse(tmp_path, "engine_small", "engine_large")

@@ -22,5 +22,5 @@ def test_a_written_life(scene: Scene) -> None:
 
 @pytest.mark.slow
 def test_equals_a_naive_cache_at_length() -> None:
-    """Two thousand new lives. A failure prints the shortest life that shows it."""
-    run_state_machine_as_test(CacheMachine, settings=settings(LIFE, max_examples=2000, print_blob=True))
+    """A thousand new lives. A failure prints the shortest life that shows it."""
+    run_state_machine_as_test(CacheMachine, settings=settings(LIFE, max_examples=1000, print_blob=True))

@@ -19,7 +19,7 @@ def test_what_is_loaded_is_what_was_asked_for() -> None:
 
 @pytest.mark.slow
 def test_what_is_loaded_is_what_was_asked_for_at_length() -> None:
-    run_state_machine_as_test(TierMachine, settings=settings(LIFE, max_examples=2000, print_blob=True))
+    run_state_machine_as_test(TierMachine, settings=settings(LIFE, max_examples=1000, print_blob=True))
 
 
 def trust_lost_steps(tiers: Tiers, step: int) -> None:

@@ -173,6 +173,7 @@ def tool_calls(**settings: object) -> Scenario:
     return replace(scenario, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.real
 @pytest.mark.slow
 def test_window_order_shortens_the_wait_of_most_and_lengthens_that_of_none_by_much() -> None:
     scenario = tool_calls(rows=2500)

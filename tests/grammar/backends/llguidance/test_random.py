@@ -81,8 +81,8 @@ def test_some_random_forms_with_keys_in_any_order():
 @pytest.mark.slow
 @pytest.mark.parametrize("key_order", KEY_ORDERS)
 def test_many_random_forms(key_order):
-    counts = judge(range(1000, 2500), key_order)
-    assert counts["twice"] > 200
-    assert counts["taken"] > 0.99 * counts["valid"] > 2000
-    assert counts["refused"] < 400
-    assert counts["failed"] <= 3
+    counts = judge(range(1000, 1750), key_order)
+    assert counts["twice"] > 100
+    assert counts["taken"] > 0.99 * counts["valid"] > 1000
+    assert counts["refused"] < 200
+    assert counts["failed"] <= 2

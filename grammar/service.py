@@ -40,6 +40,8 @@ logger = logging.getLogger("trunkline.grammar")
 
 REFUSED_SECONDS = 60.0  # for so long a refused source is refused again without looking
 MOST_REFUSED = 4096  # sources that are remembered so
+# Seconds that compilations are counted by.
+COMPILE_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MOST_ZOMBIES = 4
 MOST_WAITING = 256  # sources that wait for a thread,
 WAITING_SECONDS = 30.0  # and for how long
@@ -189,7 +191,7 @@ class CompileService:
         self._running: dict[bool, set[Flight]] = {False: set(), True: set()}
         self._zombies: set[Flight] = set()
         self._checks: set[Check] = set()  # that are not done
-        self._compile_seconds: defaultdict[str, Totals] = defaultdict(Totals)
+        self._compile_seconds: defaultdict[str, Totals] = defaultdict(lambda: Totals.within(*COMPILE_BOUNDS))
         self._num_refused: dict[str, int] = {}
         self._hits = self._misses = 0
 

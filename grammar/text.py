@@ -223,7 +223,8 @@ class ConstrainedText:
         return rest[0] if rest else -1
 
     def settle(self, token_id: int) -> int | None:
-        """The token to take where `token_id` was chosen: that, or the next of the ending if no ending would fit after it.
+        """The token to take where `token_id` was chosen: that, or the next of the ending if there is room for nothing else, or no
+        ending would fit after it.
 
         None: the text is complete, and has to end without a token more.
         """
@@ -231,9 +232,11 @@ class ConstrainedText:
         if self._ending is None or self.ends_with(token_id):
             return token_id
         assert self._most is not None
-        length = self._length_after(token_id)
-        if length is not None and self.num_tokens + 1 + length <= self._most:
-            return token_id
+        # Where `force` would take the ending it is taken here, too: what is written must not depend on which of them comes first.
+        if not self._must_close:
+            length = self._length_after(token_id)
+            if length is not None and self.num_tokens + 1 + length <= self._most:
+                return token_id
         self.closed = True
         self._proposed = None
         rest = self._rest()

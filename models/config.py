@@ -23,10 +23,12 @@ class Architecture(NamedTuple):
     """One architecture in both spellings."""
 
     hf: str  # in `architectures` of config.json
+    bare: str  # the same without an output layer: what embedding models are published as
     gguf: str  # in `general.architecture`
 
 
-ARCHITECTURES = {"llama": Architecture(hf="LlamaForCausalLM", gguf="llama")}
+ARCHITECTURES = {"llama": Architecture(hf="LlamaForCausalLM", bare="LlamaModel", gguf="llama")}
+CLASSIFIER = "ForSequenceClassification"  # how Hugging Face's names of models with a classifier's head end
 SUPPORTED = (
     f"{', '.join(a.hf for a in ARCHITECTURES.values())} (Hugging Face)"
     f" and {', '.join(a.gguf for a in ARCHITECTURES.values())} (GGUF)"
@@ -88,6 +90,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rms_norm_eps: float
     rope: RopeConfig = RopeConfig()
     tie_word_embeddings: bool = False  # the output layer is the embedding matrix
+    has_head: bool = True  # False: no output layer, so it writes no text; the embedding matrix stands in for it
     attention_bias: bool = False  # q, k, v and o have biases
     mlp_bias: bool = False  # gate, up and down have biases
     dtype: str = "float32"  # float32, float16 or bfloat16: what the weights lose little in; quantized ones: float16
@@ -126,6 +129,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         fields = _Fields("config.json", config)
         architecture = _hf_architecture(fields)
+        has_head = fields.get("architectures") != [ARCHITECTURES[architecture].bare]
         _refuse_hf_variants(fields)
         num_heads = fields.integer("num_attention_heads", 1, 2048)
         hidden_size = fields.integer("hidden_size", 1, 2**17)
@@ -144,7 +148,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_position_embeddings=max_position_embeddings,
             rms_norm_eps=fields.number("rms_norm_eps", 0, 1, default=1e-6),
             rope=_hf_rope(fields, max_position_embeddings),
-            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False),
+            tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False) or not has_head,
+            has_head=has_head,
             attention_bias=fields.boolean("attention_bias", default=False),
             mlp_bias=fields.boolean("mlp_bias", default=False),
             dtype=_hf_dtype(fields, stored_dtype),
@@ -275,9 +280,14 @@ def _hf_architecture(fields: _Fields) -> str:
     if names == [None]:
         raise ModelError(f"config.json: 'architectures' is missing; supported is {SUPPORTED}.")
     for key, architecture in ARCHITECTURES.items():
-        if names == [architecture.hf] or names == [key]:
+        if names in ([architecture.hf], [architecture.bare], [key]):
             return key
     seen = ", ".join(map(str, names)) if isinstance(names, list) else names
+    if str(seen).endswith(CLASSIFIER):
+        raise ModelError(
+            f"config.json: the architecture is {seen!r}, a cross-encoder or another classifier, which cannot be served: /v1/rerank and"
+            f" /v1/score compare embeddings of a language model; supported is {SUPPORTED}."
+        )
     raise ModelError(f"config.json: the architecture is {seen!r}; supported is {SUPPORTED}.")
 
 

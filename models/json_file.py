@@ -1,18 +1,29 @@
-"""Reading the small JSON objects of a checkpoint folder, with errors that are sentences."""
+"""Reading the small JSON objects and arrays of a checkpoint folder, with errors that are sentences."""
 
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from trunkline.errors import ModelError
+
+Content = TypeVar("Content", dict[str, Any], list[Any])
 
 MAX_BYTES = 64 * 2**20  # an index of half a million tensors; settings are a few KiB
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file `path`. Raises ModelError if it is missing, too large, or anything but a JSON object."""
+    return _read(path, dict[str, Any], "object")
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The same of a file that holds an array."""
+    return _read(path, list[Any], "array")
+
+
+def _read(path: Path, kind: type[Content], name: str) -> Content:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its other end
@@ -25,6 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        value: Content = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} is not a valid JSON object: {error}.") from error
+        raise ModelError(f"{path} is not a valid JSON {name}: {error}.") from error
+    return value

@@ -81,6 +81,14 @@ class LlamaModel:
             block(a, self._rope.table, batch, kv)
         return self._logits(a.hidden[wanted] + a.branch[wanted])
 
+    def last_hidden(self, rows: int) -> Tensor:
+        """Hidden states [rows, H] after the last norm, of all rows of the step that `forward` computed last, on every rank.
+        They last until the next `forward`."""
+        a = self._activations.cut(rows)
+        self._kernels.add_rms_norm(a.branch, a.hidden, self._norm, self.config.rms_norm_eps, out=a.normed)
+        a.branch.zero_()  # it is added
+        return a.normed
+
     def _logits(self, hidden: Tensor) -> Tensor:
         normed = torch.empty_like(hidden)
         logits = hidden.new_empty(len(hidden), self._head.n, dtype=torch.promote_types(hidden.dtype, torch.float32))

@@ -22,6 +22,9 @@ class Model(Protocol):
     def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor") -> "Tensor":
         """See llama.LlamaModel.forward."""
 
+    def last_hidden(self, rows: int) -> "Tensor":
+        """See llama.LlamaModel.last_hidden."""
+
     def grow_rope(self, positions: int) -> None:
         """See llama.LlamaModel.grow_rope."""
 

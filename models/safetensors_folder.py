@@ -55,10 +55,18 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsFolder:
-    """The tensors of one folder, whichever file holds them."""
+    """The tensors of one folder, whichever file holds them.
+
+    left_out  what Hugging Face's names of a whole model begin with, and these do not
+    """
 
     folder: Path
     tensors: Mapping[str, StoredTensor]
+    left_out: str = ""
+
+    def spelled(self, name: str) -> str:
+        """What the folder calls the tensor `name`."""
+        return name.removeprefix(self.left_out)
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> "torch.Tensor":
         """The tensor, or the part of it at `index`, in its own dtype; the whole one is mapped from the file.
@@ -68,6 +76,7 @@ class SafetensorsFolder:
         import safetensors
         import torch
 
+        name = self.spelled(name)
         path = self.folder / self.tensors[name].file
         try:
             with safetensors.safe_open(path, framework="pt") as file:

@@ -72,15 +72,17 @@ class Tokenizer(ABC):
 
         Raises InvalidParameter for a text that has no UTF-8 form (half of a surrogate pair).
         """
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidParameter(
-                    f"The text is not valid Unicode: character {error.start} is U+{ord(text[error.start]):04X}, half of a"
-                    " surrogate pair. Send whole characters."
-                ) from None
+        _check_unicode(text)
         return self._encode(text, add_special_tokens, parse_special)
+
+    def cut(self, text: str) -> list[str]:
+        """Parts that can be encoded one by one: the ids of the text, without those that are added to it, are the ids of the
+        parts, one after another. Where that is not sure, the text is the only part.
+
+        Raises InvalidParameter as `encode`.
+        """
+        _check_unicode(text)
+        return self._cut(text)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; bytes that are no UTF-8 become U+FFFD.
@@ -109,9 +111,25 @@ class Tokenizer(ABC):
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text that is already under way; b"" for an id that has no token, whatever its value."""
 
+    def _cut(self, text: str) -> list[str]:
+        """As cut(), for a text that has a UTF-8 form."""
+        return [text]
+
     @abstractmethod
     def _encode(self, text: str, add_special_tokens: bool, parse_special: bool) -> list[int]:
         """As encode(), for a text that has a UTF-8 form."""
+
+
+def _check_unicode(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"The text is not valid Unicode: character {error.start} is U+{ord(text[error.start]):04X}, half of a"
+            " surrogate pair. Send whole characters."
+        ) from None
 
 
 def load_tokenizer(path: str) -> Tokenizer:

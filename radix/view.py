@@ -9,7 +9,7 @@ Token ids only; whoever knows the tokenizer turns them into text.
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import Any
 
@@ -21,14 +21,23 @@ SHOWN_TOKENS = 64  # of a run or a prefix
 MAX_CANDIDATES = 4096  # nodes among which the top prefixes are chosen, those worth most
 
 
-def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: int, top: int) -> dict[str, Any]:
+def view(
+    cache: PrefixCache,
+    *,
+    tenant: str | None = None,
+    depth: int,
+    limit: int,
+    top: int,
+    copies: Callable[[Node], list[str]] = lambda node: [],
+) -> dict[str, Any]:
     """What is in the tree; of one tenant, or of all.
 
-    depth  nodes below each other that are shown at most
-    limit  nodes shown in all. Those worth most come first: by tokens saved, then by last use. A node is only shown
-           below its parent; `left_out` of it says how many of its children aren't shown. So many namespaces at most
-           are listed, too, those of which something is shown first
-    top    prefixes listed that saved most
+    depth   nodes below each other that are shown at most
+    limit   nodes shown in all. Those worth most come first: by tokens saved, then by last use. A node is only shown
+            below its parent; `left_out` of it says how many of its children aren't shown. So many namespaces at most
+            are listed, too, those of which something is shown first
+    top     prefixes listed that saved most
+    copies  which tiers behind the device have a node's end, too
 
     Of a node
         num_tokens             of its run
@@ -38,6 +47,7 @@ def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: in
         last_use_seconds_ago   since the last admission that used it, or since it was computed
         pinned                 True if a pin holds it
         tier                   "device"
+        copies                 as above
         tokens                 bytes of int32: the first of its tokens, at most SHOWN_TOKENS
 
     Of a top prefix the same, but for everything from the first token of a prompt to the end of a node; `ends_with` are
@@ -47,7 +57,7 @@ def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: in
     are kept. A microsecond for each, so whoever asks often lets others wait.
     """
     roots = [root for root in cache.tree.roots() if tenant is None or root.namespace.tenant == tenant]
-    facts = _Facts(cache)
+    facts = _Facts(cache, copies)
     shown: dict[Node, dict[str, Any]] = {root: {**root.namespace._asdict(), "children": []} for root in roots}
     for node in _worth_most_first(roots, limit, depth=depth):
         shown[node] = {**facts.of(node), "tokens": node.tokens[: SHOWN_TOKENS * TOKEN_BYTES], "children": []}
@@ -61,8 +71,9 @@ def view(cache: PrefixCache, *, tenant: str | None = None, depth: int, limit: in
 class _Facts:
     """What is to be said about nodes. Who uses or pins what is worked out once, from below."""
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, copies: Callable[[Node], list[str]]) -> None:
         self._cache = cache
+        self._copies = copies
         path = RadixTree.path
         self._references = Counter(node for lease in cache.leases() for node in path(lease.node))
         self._pinned = {node for pin in cache.pins() for node in path(pin.node)}
@@ -91,6 +102,7 @@ class _Facts:
             "last_use_seconds_ago": self._cache.now - node.last_used,
             "pinned": node in self._pinned,
             "tier": "device",
+            "copies": self._copies(node),
         }
 
     def _prefix(self, node: Node) -> dict[str, Any]:

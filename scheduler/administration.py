@@ -239,10 +239,15 @@ class Administration:
                 hit_rate = self.scheduler.reuse.hit_rate(num_pages)
                 num_tokens = num_pages * self.cache.page_size
                 curve.append({"times": times, "num_tokens": num_tokens, "hit_rate": hit_rate})
-        return {**view(self.cache, tenant=tenant, depth=depth, limit=limit, top=top), "reuse_curve": curve}
+        copies = self.scheduler.tiering.copies
+        told = view(self.cache, tenant=tenant, depth=depth, limit=limit, top=top, copies=copies)
+        return {**told, "reuse_curve": curve}
 
-    def queue(self, tenant: str | None) -> dict[str, Any]:
-        """Who waits, first in turn first, and why; and who runs. In tokens, and in seconds since arrival."""
+    def queue(self, tenant: str | None, limit: int | None = None) -> dict[str, Any]:
+        """Who waits, first in turn first, and why; and who runs. In tokens, and in seconds since arrival.
+
+        limit  of each at most so many are listed; `num_waiting` and `num_running` say how many there are
+        """
         now, requests = self.clock(), self.scheduler.requests.values()
         waiting = [
             self._in_queue(request, now)
@@ -258,15 +263,20 @@ class Administration:
         running = [
             self._in_queue(request, now)
             | {
+                "queue_seconds": request.admitted_at - request.arrival,
                 "cached_tokens": request.cached_tokens or 0,
                 "prompt_tokens_computed": min(request.num_computed, request.num_prompt),
                 "generated_tokens": request.num_output,
             }
             for request in self.scheduler.running
         ]
+        waiting = [entry for entry in waiting if tenant in (None, entry["tenant"])]
+        running = [entry for entry in running if tenant in (None, entry["tenant"])]
         return {
-            "waiting": [entry for entry in waiting if tenant in (None, entry["tenant"])],
-            "running": [entry for entry in running if tenant in (None, entry["tenant"])],
+            "waiting": waiting[:limit],
+            "running": running[:limit],
+            "num_waiting": len(waiting),
+            "num_running": len(running),
         }
 
     def _in_queue(self, request: Request, now: float) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class Admission:
     # ---------------------------------------------------------------- look-ups
 
     def _look_up(self, request: Request) -> Match:
-        limit = 0 if request.wants_prompt_logprobs else None
+        limit = 0 if request.reads_all else None
         return self.cache.match(request.namespace, bytes(request.tokens), request.num_tokens, limit=limit)
 
     def renew(self, request: Request) -> bool:
@@ -203,7 +203,7 @@ class Admission:
             node, num_shareable = request.lease.node, request.num_tokens
         else:
             assert request.match is not None
-            node, num_shareable = request.match.node, 0 if request.wants_prompt_logprobs else request.num_tokens - 1
+            node, num_shareable = request.match.node, 0 if request.reads_all else request.num_tokens - 1
         start, end = node.depth * self.cache.page_size, (node.depth + 1) * self.cache.page_size
         if end > num_shareable or not self.cache.enabled:
             return None

@@ -26,7 +26,7 @@ import msgspec
 from trunkline.config import GrammarConfig
 from trunkline.constraint import Grammar
 from trunkline.errors import GenerationFailed, InvalidParameter, RequestError
-from trunkline.grammar.interface import Compiler, MatcherFailed
+from trunkline.grammar.interface import Backend, Compiler, MatcherFailed
 from trunkline.grammar.mark import Mark
 from trunkline.grammar.text import ConstrainedText, Rules
 from trunkline.grammar.vocabulary import Vocabulary
@@ -35,6 +35,8 @@ from trunkline.scheduler.counters import Counters
 from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.request import MOST_FORCED, Request, State
 
+# Seconds that the mask of one token is counted by: microseconds are usual, and a millisecond would be felt in every step.
+MASK_SECONDS = (0.000005, 0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1)
 MOST_MARKS = 64  # marks (Grammar.after) that are kept: each remembers which tokens end in it
 
 
@@ -58,7 +60,7 @@ class Constraints:
         self._pending: dict[Request, None] = {}  # in order of arrival
         self._num_following = 0  # requests that have their text, and have not ended
         self._marks: dict[str, Mark] = {}
-        self._mask_seconds: defaultdict[str, Totals] = defaultdict(Totals)
+        self._mask_seconds: defaultdict[str, Totals] = defaultdict(lambda: Totals.within(*MASK_SECONDS))
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -76,6 +78,7 @@ class Constraints:
         if request.grammar is not None and self.grammars is not None:
             compilation = leader.compilation if leader is not None else None
             request.compilation = compilation or self.grammars.submit(request.grammar)
+            request.compiles = not request.compilation.done
             self._pending[request] = None
 
     def leave(self, request: Request) -> None:
@@ -182,8 +185,11 @@ class Constraints:
     def fill(self, steps: list[StepMasks], *, late: bool = False) -> None:
         """Fill masks while the worker computes their step; `late` ones once the step before has been applied."""
         for masks in steps:
-            assert self.grammars is not None
-            (masks.fill_late if late else masks.fill)(self.grammars.backend, self._observe)
+            (masks.fill_late if late else masks.fill)(self._backend, self._observe)
+
+    def _backend(self, name: str) -> Backend:
+        assert self.grammars is not None, "who follows a grammar was compiled one"
+        return self.grammars.backend(name)
 
     def _observe(self, backend: str, num_rows: int, seconds: float) -> None:
         self._mask_seconds[backend].add(seconds, count=num_rows)

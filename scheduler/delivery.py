@@ -95,6 +95,7 @@ def tokens_message(request: Request, got: Chosen, now: float) -> Tokens:
         cache_report=report,
         queue_seconds=request.admitted_at - request.arrival if first else None,
         prefill_seconds=now - request.admitted_at if first else None,
+        grammar_seconds=request.compilation.seconds if first and request.compiles and request.compilation else None,
     )
 
 
@@ -112,6 +113,7 @@ def finished_message(request: Request, reason: str, stop_token_id: int | None = 
         pinned_tokens=request.pin.num_tokens if request.pin is not None else 0,
         pin_id=request.pin.pin_id if request.pin is not None else None,
         grammar_backend=request.text.backend if request.text is not None else "",
+        embedding=request.embedding,
         closed=request.text is not None and request.text.closed,
     )
 

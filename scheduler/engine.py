@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from trunkline.config import EngineConfig
+from trunkline.config import POOLINGS, EngineConfig
 from trunkline.errors import InvalidParameter, RequestError
 from trunkline.grammar.interface import Compiler
 from trunkline.messages import Abort, Call, FromEngine, Generate, Reply, ToEngine, Totals
@@ -29,13 +29,19 @@ from trunkline.scheduler.administration import Administration, Later
 from trunkline.scheduler.delivery import failed_message
 from trunkline.scheduler.scheduler import Scheduler
 from trunkline.scheduler.tiering import open_tiers
-from trunkline.step import PageCopy, Plan, Worker
+from trunkline.step import PageCopy, Plan, Worker, mask_words
 
 logger = logging.getLogger("trunkline.engine")
 
 LONGEST_DELIVERY = 300.0  # seconds between a request's arrival and its message's: more is not believed
 SAVING_SECONDS = 3.0  # for what is brought to disk at the end: whoever ends the process waits no more than five
 LEAST_CLOSING_SECONDS = 0.5  # of these, for what is being written
+# Bounds that steps are counted by: a GPU's decode step takes milliseconds, a CPU's full chunk of a prompt a second.
+STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# A step that reads so much of a prompt while texts are under way, and takes so long, is worth a word.
+NOTICED_SECONDS = 0.5
+NOTICED_TOKENS = 64
 READING_SECONDS = 0.01  # how long a step may wait for the disk, or for a grammar, if there is nothing to compute
 
 
@@ -102,8 +108,9 @@ class Engine:
             grammar_config=config.grammar,
         )
         self.grammars = grammars
-        self.step_seconds = Totals()
-        self.step_tokens = Totals()
+        self.step_seconds = Totals.within(*STEP_SECONDS)
+        self.step_tokens = Totals.within(*STEP_TOKENS)
+        self.longest_hold_up = 0.0  # seconds that texts under way waited while prompts were read; 0: not noticeably
         self._in_flight: deque[StepInFlight] = deque()
         self._late: list[LateReply] = []
         self._last_applied_at = 0.0
@@ -137,6 +144,7 @@ class Engine:
     def _generate(self, message: Generate) -> list[FromEngine]:
         try:
             self._validate(message)
+            allowed = message.sampling.allowed_token_ids
             request = self.scheduler.make_request(
                 message.request_id,
                 prompt=message.prompt,
@@ -148,6 +156,9 @@ class Engine:
                 pin_seconds=message.pin_seconds,
                 pin_tokens=message.pin_tokens,
                 grammar=message.grammar,
+                pooling=message.pooling,
+                allowed=None if allowed is None else mask_words(allowed, self.vocab_size),
+                bad_words=message.bad_words,
             )
             return self.scheduler.add(request)
         except RequestError as error:
@@ -171,6 +182,28 @@ class Engine:
             bad = prompt[(prompt < 0) | (prompt >= self.vocab_size)][0]
             raise InvalidParameter.of("prompt", int(bad), f"token ids from 0 to {self.vocab_size - 1}")
         message.sampling.check_vocabulary(self.vocab_size)
+        self._validate_words(message)
+        if message.pooling and (message.pooling not in POOLINGS or message.sampling.max_tokens != 0 or message.grammar):
+            raise InvalidParameter.of(
+                "pooling", message.pooling, f"one of {', '.join(POOLINGS)}, without tokens to generate"
+            )
+
+    def _validate_words(self, message: Generate) -> None:
+        """What may be chosen and what may not leave something."""
+        for ids in message.bad_words:
+            if not ids or min(ids) < 0 or max(ids) >= self.vocab_size:
+                raise InvalidParameter.of("bad_words", ids, f"words of token ids from 0 to {self.vocab_size - 1}")
+        sampling = message.sampling
+        if sampling.allowed_token_ids is None:
+            return
+        left = set(sampling.allowed_token_ids) - {ids[0] for ids in message.bad_words if len(ids) == 1}
+        if sampling.min_tokens:
+            left -= self.scheduler.eos_token_ids.union(sampling.stop_token_ids)
+        if not left:
+            raise InvalidParameter(
+                "'allowed_token_ids' holds only ids that 'bad_words' or 'min_tokens' forbid; allow others, or leave those out.",
+                param="allowed_token_ids",
+            )
 
     def _call(self, message: Call) -> Reply | None:
         """None: what is asked takes time, and one of the next steps answers."""
@@ -287,6 +320,10 @@ class Engine:
         context = int(step.plan.positions.sum(dtype=np.int64)) - sum(generating.values())
         num_generating = len(generating)
         self.scheduler.pace.observe(step.plan.num_tokens - num_generating, num_generating, seconds, context)
+        if seconds > max(NOTICED_SECONDS, self.longest_hold_up):
+            lengths = np.diff(step.plan.query_start)
+            if lengths.size and lengths.min() == 1 and lengths.max() >= NOTICED_TOKENS:
+                self.longest_hold_up = seconds
         messages = self.scheduler.apply(result, self._last_applied_at)
         self.scheduler.fill_late_masks()
         return messages

@@ -6,9 +6,9 @@
     handle = worker.submit(plan)                     # its thread waits for them before it samples
     masks.fill(backend_of, observe)
 
-A draft is tried on the text itself and taken back. A text whose newest token the step before is still choosing is `late`: its
-rows are filled once that token has been taken, by `fill_late`; all others at once, while nothing is taken. Knows texts and
-rows; no requests, no pages.
+Where only a list of tokens is allowed, its bits are known: `add_fixed`. A draft is tried on the text itself and taken back. A
+text whose newest token the step before is still choosing is `late`: its rows are filled once that token has been taken, by
+`fill_late`; all others at once, while nothing is taken. Knows texts and rows; no requests, no pages.
 """
 
 import logging
@@ -50,6 +50,7 @@ class StepMasks:
         self.failed: dict[int, str] = {}
         self.is_late = False
         self._groups: list[Group] = []
+        self._fixed: list[tuple[int, Int32]] = []
         self._num_rows = 0
         self._num_words = 0
         self._rows = np.zeros((0, 0), np.int32)
@@ -68,6 +69,14 @@ class StepMasks:
         self._num_words = max(self._num_words, text.num_words)
         return first
 
+    def add_fixed(self, rows: list[Int32]) -> int:
+        """Masks that are known: one row of bits each. Returns the index of the first."""
+        first = self._num_rows
+        self._fixed += enumerate(rows, start=first)
+        self._num_rows += len(rows)
+        self._num_words = max(self._num_words, len(rows[0]))
+        return first
+
     def wait(self) -> Int32:
         """See step.Masks."""
         self._filled.wait()
@@ -80,6 +89,8 @@ class StepMasks:
         observe(backend, number of rows, seconds)
         """
         self._rows = np.zeros((self._num_rows, self._num_words), np.int32)
+        for index, words in self._fixed:
+            self._rows[index, : len(words)] = words
         self._fill([group for group in self._groups if not group.late], backend_of, observe)
         if not self.is_late:
             self._filled.set()

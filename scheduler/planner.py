@@ -10,7 +10,7 @@ from trunkline.scheduler.drafts import Draft
 from trunkline.scheduler.grouping import Grouping
 from trunkline.scheduler.masks import StepMasks
 from trunkline.scheduler.request import Request
-from trunkline.step import Int32, LogitsRow, PageCopy, Plan
+from trunkline.step import Int32, LogitsRow, PageCopy, Plan, PooledRows
 
 NO_TOKENS = np.empty(0, np.int32)
 NO_ROWS = range(0)
@@ -33,6 +33,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     prompt_rows: range  # those that score prompt tokens start+1 …
     row: int | None  # the one that chooses its next token; None: more of the prompt is to come
     num_preemptions: int  # of the request when planned: after another one, the piece's results are stale
+    pooled: int | None = None  # which sum of the plan is of its hidden states; None: none is wanted of these tokens
     draft: Draft | None = None  # row + 1 chooses the token after the first of them, and so on
     forks: tuple[Fork, ...] = ()
 
@@ -68,6 +69,7 @@ class PlanBuilder:
         self._ends: list[int] = []  # and where they end
         self._token_ids = bytearray()  # int32, little-endian
         self._rows: list[LogitsRow] = []
+        self._pooled: list[PooledRows] = []
 
     def add(self, request: Request, num_new: int, draft: Draft | None = None) -> Piece:
         """Plan the request's next `num_new` tokens: [num_planned, num_planned + num_new). Drafts may follow."""
@@ -81,19 +83,19 @@ class PlanBuilder:
         forks: tuple[Fork, ...] = ()
         if end == known and known < request.limit:
             row = first + len(prompt_rows)
-            if request.text is not None:
-                mask = self._mask(request, draft)
+            mask = self._mask(request, draft)
             self._rows.append(self._choose(request, at=last, position=end, mask=mask))
             if end == request.num_prompt and request.followers:
                 forks = self._fork(request.followers, at=last, position=end)
         elif not prompt_rows or end > request.num_prompt:
             # Nothing is wanted of the chunk, but a NaN in its KV must show before the KV is shared.
             self._rows.append(LogitsRow(request=len(self._pieces), at=last, position=end, sampling=None))
+        pooled = self._pool(request, end, first=self.num_tokens, last=last) if request.pooling else None
         if draft is not None:
             assert end == request.num_tokens, "drafts follow the last token that is known"
             self._append_drafts(request, draft.token_ids, at=last, position=end, mask=mask)
         rows = range(first, len(self._rows))
-        piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions, draft, forks)
+        piece = Piece(request, start, end, rows, prompt_rows, row, request.num_preemptions, pooled, draft, forks)
         last_end = end if draft is None else end + len(draft.token_ids)
         self.num_tokens += last_end - start
         self._pieces.append(piece)
@@ -101,12 +103,37 @@ class PlanBuilder:
         self._ends.append(last_end)
         return piece
 
+    def _pool(self, request: Request, end: int, *, first: int, last: int) -> int | None:
+        """The sum of the hidden states of its token rows first … last, as far as they make its embedding: its index."""
+        if request.pooling == "last":
+            if end < request.num_prompt:
+                return None
+            first = last
+        self._pooled.append(PooledRows(len(self._rows) - 1, first, last + 1))
+        return len(self._pooled) - 1
+
     def _mask(self, request: Request, draft: Draft | None = None) -> int:
         """The mask of the request's next row, which those of the rows after drafts follow; -1: it needs none."""
-        if request.text is None:
+        if request.text is not None:
+            drafts = draft.token_ids.tolist() if draft is not None else []
+            return self.masks.add(request.text, drafts, len(self._rows), late=request.num_in_flight > 0)
+        if request.allowed is None:
             return -1
-        drafts = draft.token_ids.tolist() if draft is not None else []
-        return self.masks.add(request.text, drafts, len(self._rows), late=request.num_in_flight > 0)
+        drafted = draft.token_ids if draft is not None else NO_TOKENS
+        num_output = request.num_output + request.num_in_flight
+        return self.masks.add_fixed(
+            [
+                _without(request.allowed, self._banned(request, num_output + num, drafted[:num]))
+                for num in range(len(drafted) + 1)
+            ]
+        )
+
+    def _banned(self, request: Request, num_output: int, drafts: Int32) -> tuple[int, ...]:
+        """What must not be chosen behind so many tokens of output, the last of which are drafts."""
+        banned = request.forbidden(drafts) if request.bad_words else []
+        if request.sampling.min_tokens > num_output:
+            banned += [*sorted(self.eos_token_ids), *request.sampling.stop_token_ids]
+        return tuple(banned)
 
     def _append_drafts(self, request: Request, drafts: Int32, *, at: int, position: int, mask: int) -> None:
         """A token row and a logits row for each draft: that chooses what follows if all up to it are right."""
@@ -161,8 +188,8 @@ class PlanBuilder:
             if request.num_in_flight:
                 output = np.append(output, np.int32(-1 - request.row_in_flight))
         banned: tuple[int, ...] = ()
-        if sampling.min_tokens > position - request.num_prompt and mask < 0:  # else the mask leaves them out
-            banned = (*sorted(self.eos_token_ids), *sampling.stop_token_ids)
+        if mask < 0:  # else the mask leaves them out
+            banned = self._banned(request, position - request.num_prompt, drafts)
         return LogitsRow(
             request=len(self._pieces),
             at=at,
@@ -200,4 +227,16 @@ class PlanBuilder:
             copies=copies,
             shared=grouping.runs(leases, self._starts, page_table),
             masks=self.masks if len(self.masks) else None,
+            pooled=tuple(self._pooled),
         )
+
+
+def _without(words: Int32, token_ids: tuple[int, ...]) -> Int32:
+    """The mask row without these tokens, those of them that it has bits for."""
+    if not token_ids:
+        return words
+    ids = np.array(token_ids)
+    ids = ids[ids < 32 * len(words)]
+    left = words.view(np.uint32).copy()
+    np.bitwise_and.at(left, ids // 32, ~(np.uint32(1) << (ids % 32).astype(np.uint32)))
+    return left.view(np.int32)

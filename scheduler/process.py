@@ -212,7 +212,7 @@ class EngineServer:
 
 
 class StatusLine:
-    """One line in the log for every so many seconds of work; idle time does not count."""
+    """One line in the log for every so many seconds of work; idle time does not count. One more, once, if prompts hold up texts."""
 
     def __init__(self, engine: Engine, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
@@ -220,6 +220,7 @@ class StatusLine:
         self.clock = clock
         self.before = engine.stats()
         self.at = clock()
+        self._has_warned = engine.scheduler.config.target_token_seconds is not None  # who has set it, knows
 
     def skip(self, seconds: float) -> None:
         """The engine was idle for so long."""
@@ -253,6 +254,13 @@ class StatusLine:
             ),
             100 * grown("prefix_cache_hits_total") / queries if queries else 0.0,
         )
+        if self.engine.longest_hold_up and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "Texts under way waited %.1f s for their next token while a prompt was read. If people read along, start with"
+                " --target-token-seconds 0.1; prompts are then read in smaller pieces, and somewhat later.",
+                self.engine.longest_hold_up,
+            )
 
 
 def _total(counter: float | dict[str, float]) -> float:

@@ -9,6 +9,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 
+import msgspec
+
 from trunkline.messages import CacheReport
 from trunkline.radix.cache import PrefixCache
 from trunkline.radix.events import Namespace
@@ -43,14 +45,18 @@ class Reports:
         """
         assert request.match is not None
         self._remember(request.namespace)
-        return self.of(
+        report = self.of(
             request.namespace,
             Walk(request.match.node, None, 0),
             bytes(request.tokens)[: request.num_prompt * TOKEN_BYTES],
             beyond,
-            limit=0 if request.wants_prompt_logprobs else None,
+            limit=0 if request.reads_all else None,
             gone=partial(self._ghost, request),
         )
+        # The look-up was limited, which it takes for a wish for logprobs: the other one who reads all is pooling.
+        if report.reason == "prompt_logprobs" and not request.wants_prompt_logprobs:
+            return msgspec.structs.replace(report, reason="pooling")
+        return report
 
     def of(
         self,

@@ -11,6 +11,7 @@ are all "planned trails known". Token ids only; no text here.
 """
 
 import enum
+from typing import TypedDict
 
 import numpy as np
 
@@ -23,7 +24,22 @@ from trunkline.radix.events import NOBODY, Namespace
 from trunkline.radix.tree import TOKEN_BYTES
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.acceptance import Acceptance
-from trunkline.step import Int32
+from trunkline.step import Float64, Int32
+
+
+class Wishes(TypedDict, total=False):
+    """What may be said of a request beside its prompt, and is left out of most; see Request."""
+
+    priority: int
+    namespace: Namespace
+    group: str
+    pin_seconds: float
+    pin_tokens: int | None
+    grammar: Grammar | None
+    pooling: str
+    allowed: Int32 | None
+    bad_words: tuple[tuple[int, ...], ...]
+
 
 # Tokens that a grammar forces at most at once: a larger chunk would hold up other running streams.
 MOST_FORCED = 64
@@ -48,10 +64,13 @@ class Request:
 
     __slots__ = (
         "admitted_at",
+        "allowed",
         "arrival",
+        "bad_words",
         "cache_report",
         "cached_tokens",
         "compilation",
+        "compiles",
         "drafting",
         "end_ids",
         "followers",
@@ -61,6 +80,7 @@ class Request:
         "leader",
         "lease",
         "limit",
+        "longest_beginning",
         "match",
         "namespace",
         "num_charged",
@@ -79,6 +99,8 @@ class Request:
         "pin",
         "pin_seconds",
         "pin_tokens",
+        "pooled",
+        "pooling",
         "priority",
         "prompt_logprobs",
         "prompt_logprobs_sent",
@@ -109,6 +131,9 @@ class Request:
         pin_seconds: float = 0.0,
         pin_tokens: int | None = None,
         grammar: Grammar | None = None,
+        pooling: str = "",
+        allowed: Int32 | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
         self.request_id = request_id
         self.tokens = bytearray(prompt)  # int32 little-endian
@@ -127,6 +152,11 @@ class Request:
         self.pin_tokens = pin_tokens  # of it, only so many first tokens; None: all
         self.warms = pin_seconds > 0 and sampling.max_tokens == 0  # nothing else is wanted of it
         self.grammar = grammar if sampling.max_tokens != 0 else None  # what the output must follow
+        self.pooling = pooling  # how its hidden states become an embedding, which is all that is wanted; "": none is
+        self.allowed = allowed  # mask row of the tokens that it may choose; None: any
+        # Of each, what comes first, and the token that would complete it.
+        self.bad_words = [(np.array(ids[:-1], "<i4").tobytes(), ids[-1]) for ids in bad_words]
+        self.longest_beginning = max((len(first) for first, _ in self.bad_words), default=0)  # bytes
         # Prompt and output together never exceed this many tokens.
         self.limit = min(limit, self.num_prompt + sampling.max_tokens) if sampling.max_tokens is not None else limit
 
@@ -142,6 +172,7 @@ class Request:
         self.num_drafts = 0  # guesses at the tokens after that one, verified by the step in flight
         self.drafting: dict[str, Acceptance] = {}  # by source of drafts
         self.compilation: Compilation | None = None  # of its grammar,
+        self.compiles = False  # which was not known, or not done, when the request came;
         self.text: ConstrainedText | None = None  # and once that is done, its output, which follows it
         self.pauses = (
             False  # a grammar forces its next tokens: no step is planned ahead of the one that chooses the first
@@ -158,6 +189,7 @@ class Request:
         self.admitted_at = arrival  # seconds, at first admission
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1 … n-1, as far as computed
         self.prompt_logprobs_sent = sampling.prompt_logprobs is None
+        self.pooled: Float64 | None = None  # sum of the hidden states that make its embedding, as far as computed
 
     @property
     def num_uncached(self) -> int:
@@ -178,6 +210,8 @@ class Request:
             return 0  # what is known next depends on how many of them are right
         known = self.num_tokens
         if self.num_in_flight:
+            if self.longest_beginning:
+                return 0  # what must not follow depends on the token that is being chosen
             if self.text is not None and (self.pauses or not self.text.is_as_chosen):
                 return 0  # what follows depends on the token that is being chosen, or is known soon without choosing
             known += self.num_in_flight
@@ -187,8 +221,9 @@ class Request:
     @property
     def num_computable(self) -> int:
         """Tokens that will be computed at most. The last one within `limit` is chosen, but only computed if that warms
-        the cache. The prompt's last one waits for the grammar, since it is computed to choose the first of the output."""
-        most = self.limit if self.warms else self.limit - 1
+        the cache, or is pooled. The prompt's last one waits for the grammar, since it is computed to choose the first of the
+        output."""
+        most = self.limit if self.warms or self.pooling else self.limit - 1
         return min(most, self.num_prompt - 1) if self.grammar is not None and self.text is None else most
 
     @property
@@ -223,9 +258,27 @@ class Request:
         """True while logits of the prompt's own tokens are still needed, which the cache does not hold."""
         return not self.prompt_logprobs_sent and len(self.prompt_logprobs) < self.num_prompt - 1
 
+    @property
+    def wants_something(self) -> bool:
+        """False: there is nothing to compute for it."""
+        return self.wants_token or self.wants_prompt_logprobs or self.warms or bool(self.pooling)
+
+    @property
+    def reads_all(self) -> bool:
+        """True while something is wanted of every token of its prompt that the cache does not hold: it looks for nothing there."""
+        return self.wants_prompt_logprobs or self.pooling == "mean"
+
     def ends_with(self, token_id: int, num_output: int) -> bool:
         """True if the text ends with this token as the last of `num_output` generated ones."""
         return token_id in self.end_ids and num_output >= self.sampling.min_tokens
+
+    def forbidden(self, drafts: Int32) -> list[int]:
+        """Tokens that would complete a bad word after its output and these drafts."""
+        if not self.longest_beginning:
+            return [last for _, last in self.bad_words]
+        start = max(self.num_prompt * TOKEN_BYTES, len(self.tokens) - self.longest_beginning)
+        output = bytes(self.tokens[start:]) + drafts.astype("<i4").tobytes()
+        return [last for first, last in self.bad_words if output.endswith(first)]
 
     def token_ids(self, start: int, end: int) -> Int32:
         """int32 [end - start], a copy."""
@@ -241,11 +294,23 @@ class Request:
         for token_id in token_ids:
             self.append(token_id)
 
+    def pool(self, hidden: Float64) -> None:
+        """Add to what the embedding is made of: [hidden size], the hidden states of a chunk in one sum."""
+        self.pooled = hidden if self.pooled is None else self.pooled + hidden
+
+    @property
+    def embedding(self) -> bytes:
+        """Once its prompt is computed; float32 little-endian. Empty if none is wanted."""
+        if self.pooled is None:
+            return b""
+        return (self.pooled / (self.num_prompt if self.pooling == "mean" else 1)).astype("<f4").tobytes()
+
     def reset_progress(self) -> None:
         """Forget what was computed (preemption): all known tokens are a prompt again."""
         self.num_computed = 0
         self.num_planned = 0
         self.num_in_flight = 0
         self.num_drafts = 0
+        self.pooled = None
         if self.wants_prompt_logprobs:
             self.prompt_logprobs = []

@@ -11,13 +11,12 @@ It knows no text, no tensors, no clock and no process: time is passed in, pages 
 """
 
 from dataclasses import replace
+from typing import Unpack
 
 from trunkline.config import GrammarConfig, SchedulerConfig
-from trunkline.constraint import Grammar
 from trunkline.grammar.interface import Compiler
 from trunkline.messages import Failed, FromEngine
 from trunkline.radix.cache import PrefixCache
-from trunkline.radix.events import NOBODY, Namespace
 from trunkline.radix.reuse import ReuseEstimator
 from trunkline.radix.tiers import Tiers
 from trunkline.radix.tree import TOKEN_BYTES
@@ -43,7 +42,7 @@ from trunkline.scheduler.pace import Pace
 from trunkline.scheduler.pinning import check_pin, pin_prompt
 from trunkline.scheduler.planner import NO_TOKENS, Piece, PlanBuilder
 from trunkline.scheduler.preemption import Urgency, choose_victim
-from trunkline.scheduler.request import Request, State
+from trunkline.scheduler.request import Request, State, Wishes
 from trunkline.scheduler.shares import Shares, completes, max_step_tokens
 from trunkline.scheduler.tiering import Tiering
 from trunkline.scheduler.turns import Turns
@@ -112,12 +111,7 @@ class Scheduler:
         prompt: bytes,
         sampling: SamplingParams,
         arrival: float,
-        priority: int = 0,
-        namespace: Namespace = NOBODY,
-        group: str = "",
-        pin_seconds: float = 0.0,
-        pin_tokens: int | None = None,
-        grammar: Grammar | None = None,
+        **wishes: Unpack[Wishes],
     ) -> Request:
         """A Request numbered in order of arrival and limited by the model and the cache."""
         self._num_arrived += 1
@@ -127,14 +121,9 @@ class Scheduler:
             sampling=sampling,
             arrival=arrival,
             order=self._num_arrived,
-            priority=priority,
-            namespace=namespace,
             limit=self.max_tokens_per_request,
             end_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else self.eos_token_ids),
-            group=group,
-            pin_seconds=pin_seconds,
-            pin_tokens=pin_tokens,
-            grammar=grammar,
+            **wishes,
         )
 
     def add(self, request: Request) -> list[FromEngine]:
@@ -154,8 +143,7 @@ class Scheduler:
             self.admission.limits.check(request)
         self.requests[request.request_id] = request
         self.fairness.enter(request)
-        wants_something = request.wants_token or request.wants_prompt_logprobs or request.warms
-        if not wants_something or (request.num_computable <= 0 and not request.awaits_grammar):
+        if not request.wants_something or (request.num_computable <= 0 and not request.awaits_grammar):
             return self._finish(request, "length")
         self.constraints.enter(request, leader)
         if leader is not None:
@@ -163,7 +151,7 @@ class Scheduler:
             return []
         self.groups.lead(request)
         self.counters.prompt_tokens += request.num_prompt  # once for all that follow it
-        if self.cache.enabled and not request.wants_prompt_logprobs:
+        if self.cache.enabled and not request.reads_all:
             self.reuse.see(request.namespace, bytes(request.tokens), request.num_prompt)
         self.admission.enqueue(request)
         return []
@@ -381,6 +369,9 @@ class Scheduler:
         request.num_computed = piece.end
         if piece.prompt_rows:
             request.prompt_logprobs += [token_logprobs(result.logprobs[row]) for row in piece.prompt_rows]
+        if piece.pooled is not None:
+            assert result.pooled is not None, "the plan wants sums"
+            request.pool(result.pooled[piece.pooled])
         if piece.row is not None:
             drafts = piece.draft.token_ids if piece.draft is not None else NO_TOKENS
             found = chosen(request, piece.row, drafts, result)

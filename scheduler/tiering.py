@@ -101,6 +101,18 @@ class Tiering:
             for above in [*self.cache.tree.path(node)][::-1]:
                 self._store(above, 0, above.pages)
 
+    def copies(self, node: Node) -> list[str]:
+        """The tiers that have the last page of a node of the tree, too: for people to look at. O(1); changes nothing.
+
+        None of a node that nobody has named yet, which is one that was computed or loaded once and not used again.
+        """
+        if self.tiers is None or not node.hashes:
+            return []
+        name = node.hashes[-HASH_BYTES:]
+        entry, disk = self.tiers.host.find(name), self.tiers.disk
+        is_in = {"host": entry is not None and entry.ready, "disk": disk is not None and name in disk}
+        return [tier for tier, has_it in is_in.items() if has_it]
+
     def save(self) -> Iterator[int]:
         """At the end: store what isn't on disk of pinned prefixes, and then of those that were used again.
 
@@ -150,7 +162,7 @@ class Tiering:
 
         touch  False: for a look only, nothing counts as used
         """
-        if self.tiers is None or request.match is None or request.wants_prompt_logprobs:
+        if self.tiers is None or request.match is None or request.reads_all:
             return NOTHING
         first, last = request.match.num_pages, (request.num_tokens - 1) // self.cache.page_size
         found = self.tiers.look_up(self._hashes(request), first, last, touch=touch)

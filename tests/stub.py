@@ -8,9 +8,12 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import numpy as np
 
+from trunkline.messages import Ready
 from trunkline.step import CopyKind, PageCopy, Plan, RowLogprobs, StepResult, mask_bits
 
 UNWRITTEN = -1
@@ -40,6 +43,22 @@ def next_allowed(tokens: list[int] | np.ndarray, mask: np.ndarray, vocab_size: i
     bits = mask_bits(mask)
     first = next_token(tokens, vocab_size)
     return next((at % vocab_size for at in range(first, first + vocab_size) if bits[at % vocab_size]), None)
+
+
+def make_ready(**facts: Any) -> Ready:
+    """What an engine tells of itself once it is ready: a small one, but for `facts`."""
+    small = Ready(
+        max_model_len=8192,
+        num_pages=64,
+        page_size=16,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(),
+        dtype="float16",
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+    )
+    return msgspec.structs.replace(small, **facts)
 
 
 class StubWorker:
@@ -158,8 +177,15 @@ class StubWorker:
             logprobs.append(None if row.logprobs is None else self._logprobs(token, row.logprobs))
             if row.logprobs is not None and row.fallback >= 0:
                 fallbacks[i] = self._logprobs(row.fallback, row.logprobs)
+        hidden = np.stack([token_ids, np.ones(len(token_ids))], axis=1)  # [T, 2]
+        sums = [hidden[rows.first : rows.end].sum(axis=0) for rows in plan.pooled]
         return StepResult(
-            step=plan.step, token_ids=chosen, logprobs=tuple(logprobs), failed=failed, fallback_logprobs=fallbacks
+            step=plan.step,
+            token_ids=chosen,
+            logprobs=tuple(logprobs),
+            failed=failed,
+            fallback_logprobs=fallbacks,
+            pooled=np.stack(sums) if sums else None,
         )
 
     def _resolve(self, token: int) -> int:

@@ -147,6 +147,18 @@ def tiny_model(path: str | Path, **overrides: Any) -> Path:
     return folder
 
 
+def tiny_embedder(path: str | Path, **overrides: Any) -> Path:
+    """The same folder as embedding models are published: without an output layer, tensors named without "model."."""
+    folder, tiny = tiny_model(path, **overrides), Tiny(**overrides)
+    config = json.loads((folder / "config.json").read_text())
+    _write_json(folder / "config.json", config | {"architectures": ["LlamaModel"], "tie_word_embeddings": False})
+    tensors = {
+        name.removeprefix("model."): values for name, values in tiny.weights().items() if name != "lm_head.weight"
+    }
+    write_safetensors(folder / "model.safetensors", tensors, tiny.dtype)
+    return folder
+
+
 def tiny_gguf(path: str | Path, *, quantization: str = "F32", pre: str = "gpt-2", **overrides: Any) -> Path:
     """Write the same model to the GGUF file `path` and return the file.
 

@@ -27,6 +27,7 @@ from trunkline.models.registry import Model
 from trunkline.step import CopyKind, Int32, PageCopy, Plan
 from trunkline.workers.device import Device
 from trunkline.workers.graphs import NO_SLOT, DecodeGraphs, is_decode, pad
+from trunkline.workers.pooling import pooled_sums
 from trunkline.workers.runner import check_copy
 from trunkline.workers.step_inputs import StepInputs, shapes
 
@@ -187,6 +188,10 @@ class GpuRunner:
         planned = self._kernels.plan(batch, self._kv, num_requests=0)
         ids, planned, wanted = self._eager_inputs.upload((ids, planned, wanted))
         return lambda: self._forward(ids, planned, wanted)
+
+    def pool(self, plan: Plan) -> Tensor:
+        """The sums float64 [K, H] of plan.pooled, on the device; called within Device.launch, after the launches of that step."""
+        return pooled_sums(self._model.last_hidden(plan.num_tokens), plan.pooled)
 
     def _forward(self, ids: Tensor, batch: Batch, wanted: Tensor) -> Tensor:
         assert self._kv is not None

@@ -29,6 +29,7 @@ from trunkline.models.tokenizer import Tokenizer
 from trunkline.step import LogitsRow, Masks, Plan, StepResult
 from trunkline.workers.device import Device, Event
 from trunkline.workers.gpu_runner import GpuRunner
+from trunkline.workers.pooling import unsound
 from trunkline.workers.sampler import Samples
 from trunkline.workers.step_inputs import StepInputs
 from trunkline.workers.step_thread import StepThread
@@ -53,6 +54,7 @@ class _Step:
 
     previous  the one whose choices it may read, until its result is known
     results   what the sampler fetches, once it is done; nothing for a step without rows
+    pooled    the sums of hidden states, in pinned memory; None for a step that wants none
     """
 
     plan: Plan
@@ -61,6 +63,7 @@ class _Step:
     copied: Event
     done: Event
     results: list[Any]
+    pooled: Tensor | None = None
     result: StepResult | None = None
 
 
@@ -153,18 +156,30 @@ class GpuWorker:
             for copy in plan.copies:
                 self._runner.copy_pages(copy, self._slots)
             copied = self._device.record() if plan.copies else started
-            results = [] if batch is None else self._compute(plan, batch, num_previous)
-            step = _Step(plan, previous, started, copied, self._device.record(), results)
+            pooled = self._room_for_sums(plan)
+            results = [] if batch is None else self._compute(plan, batch, num_previous, pooled)
+            step = _Step(plan, previous, started, copied, self._device.record(), results, pooled)
         if batch is not None:
             self._previous = step
         return step
 
-    def _compute(self, plan: Plan, batch: Batch, num_previous: int) -> list[Any]:
-        """Enqueue forward and sampling. What `fetch` wants is in the list when the device has come so far."""
+    def _room_for_sums(self, plan: Plan) -> Tensor | None:
+        if not plan.pooled:
+            return None
+        return self._device.pinned((len(plan.pooled), self._runner.config.hidden_size), torch.float64)
+
+    def _compute(self, plan: Plan, batch: Batch, num_previous: int, pooled: Tensor | None) -> list[Any]:
+        """Enqueue forward, sums and sampling. What `fetch` wants is in the list when the device has come so far."""
         forward = self._runner.prepare(plan, batch)
         logits: list[Tensor] = []
         results: list[Any] = []
-        self._device.launch(lambda: logits.append(forward()))
+
+        def compute() -> None:
+            logits.append(forward())
+            if pooled is not None:
+                pooled.copy_(self._runner.pool(plan), non_blocking=True)
+
+        self._device.launch(compute)
         if not plan.rows:
             return results
         prepared = self._sampler.prepare(plan.rows, num_previous=num_previous)
@@ -202,6 +217,7 @@ class GpuWorker:
             seconds = self._device.seconds_between(step.started, step.copied) if step.plan.copies else 0.0
             samples = self._sampler.fetch(step.results[0]) if step.results else NOTHING
             orphans = {} if earlier is None else find_orphans(step.plan, earlier)
+            pooled = step.pooled.numpy() if step.pooled is not None else None
             logprobs = list(samples.logprobs)
             for index in orphans:
                 samples.token_ids[index] = -1
@@ -210,9 +226,10 @@ class GpuWorker:
                 step=step.plan.step,
                 token_ids=samples.token_ids,
                 logprobs=tuple(logprobs),
-                failed=samples.failed | orphans,
+                failed=samples.failed | orphans | (unsound(pooled, step.plan) if pooled is not None else {}),
                 copy_seconds=seconds,
                 fallback_logprobs=samples.fallback_logprobs,
+                pooled=pooled,
             )
             step.previous = None
         return step.result

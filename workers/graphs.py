@@ -40,10 +40,11 @@ def rare_sizes(max_num_seqs: int) -> list[int]:
 
 
 def is_decode(plan: Plan) -> bool:
-    """Whether each request has one token in the step, and wants the logits of it."""
+    """Whether each request has one token in the step, and wants the logits of it, and nothing else."""
     num = plan.num_requests
     return (
         plan.num_tokens == num == len(plan.rows)
+        and not plan.pooled
         and bool((np.diff(plan.query_start) == 1).all())
         and all(row.at == index for index, row in enumerate(plan.rows))
     )

@@ -16,13 +16,17 @@ STAGING_MEMORY = 512 * 2**20  # bytes of host memory between device and disk
 MIN_STAGING_PAGES = 16
 
 
-def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_num_seqs: int, available: int) -> int:
+def size_pool(
+    cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_num_seqs: int, available: int, num_ranks: int = 1
+) -> int:
     """Number of pages, each `page_bytes` in all layers together.
 
     num_pages          if given, that many
     kv_cache_memory    if given, as many as fit in so many bytes
-    neither            as many as fit in 4 GiB and in half of the `available` bytes; without prefix caching no more than
-                       `max_num_seqs` requests of `max_model_len` tokens can fill
+    neither            as many as fit in 4 GiB, of all `num_ranks` together, and in half of the `available` bytes; without prefix
+                       caching no more than `max_num_seqs` requests of `max_model_len` tokens can fill
+
+    `page_bytes`, `available` and --kv-cache-memory are of one rank.
 
     Raises ConfigError if one request of `max_model_len` tokens, and a page to grow by, would not fit, or if the pages
     would not fit in the memory available.
@@ -35,11 +39,12 @@ def size_pool(cache: CacheConfig, *, page_bytes: int, max_model_len: int, max_nu
         num_pages = cache.kv_cache_memory // page_bytes
         origin = f"what fits in --kv-cache-memory {format_bytes(cache.kv_cache_memory)}"
     else:
-        memory = min(DEFAULT_KV_CACHE_MEMORY, available // 2)
+        memory = min(DEFAULT_KV_CACHE_MEMORY // num_ranks, available // 2)
         num_pages = memory // page_bytes
         if not cache.enable_prefix_caching:
             num_pages = min(num_pages, max_num_seqs * pages_per_request + 1)
-        origin = f"what fits in {format_bytes(memory)}: by default half of the memory available, at most 4 GiB"
+        of_all = " of all ranks together" if num_ranks > 1 else ""
+        origin = f"what fits in {format_bytes(memory)}: by default half of the memory available, at most 4 GiB{of_all}"
     needed = pages_per_request + 1
     if num_pages < needed:
         advice = []

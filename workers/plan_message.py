@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from trunkline.step import CopyKind, Int32, LogitsRow, PageCopy, Plan, SharedRun
+from trunkline.step import CopyKind, Int32, LogitsRow, PageCopy, Plan, PooledRows, SharedRun
 
 
 class _Copy(msgspec.Struct, array_like=True, frozen=True):
@@ -42,6 +42,7 @@ class _Step(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     row_positions: bytes
     copies: list[_Copy]
     shared: list[_Shared]
+    pooled: list[tuple[int, int, int]]
 
 
 LAYOUT = repr((_Step.__struct_fields__, _Copy.__struct_fields__, _Shared.__struct_fields__, Plan.__slots__))
@@ -74,6 +75,7 @@ def encode_plan(plan: Plan, number: int) -> bytes:
             row_positions=_bytes(rows[:, 2]),
             copies=[_Copy(copy.kind, _bytes(copy.source), _bytes(copy.target)) for copy in plan.copies],
             shared=[_Shared(_bytes(run.requests), run.start, run.end) for run in plan.shared],
+            pooled=list(plan.pooled),
         )
     )
 
@@ -95,6 +97,7 @@ def decode_plan(frame: bytes) -> NumberedPlan:
         ),
         copies=tuple(PageCopy(copy.kind, _array(copy.source), _array(copy.target)) for copy in step.copies),
         shared=tuple(SharedRun(_array(run.requests), run.start, run.end) for run in step.shared),
+        pooled=tuple(PooledRows(*rows) for rows in step.pooled),
     )
     return NumberedPlan(step.number, plan)
 

@@ -24,7 +24,8 @@ from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
 from trunkline.models.registry import Model, model_class
 from trunkline.models.split import Split
-from trunkline.step import CopyKind, Int32, PageCopy, Plan, UInt8
+from trunkline.step import CopyKind, Float64, Int32, PageCopy, Plan, UInt8
+from trunkline.workers.pooling import pooled_sums
 
 
 def load_runner(
@@ -150,6 +151,10 @@ class ModelRunner:
         wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64).to(device)
         self._model.grow_rope(int(plan.context_len.max()))
         return self._model.forward(ids, self._kernels.prepare(batch, self._kv), self._kv, wanted)
+
+    def pool(self, plan: Plan) -> Float64:
+        """The sums float64 [K, H] of plan.pooled; `forward` has just computed the step."""
+        return pooled_sums(self._model.last_hidden(plan.num_tokens), plan.pooled).cpu().numpy()
 
 
 def check_copy(copy: PageCopy, *, num_pages: int, num_slots: int) -> None:

@@ -125,10 +125,10 @@ def _only(allowed: list[int], row: LogitsRow) -> int:
 # Why rows fail; the sampler on the device says the same.
 
 PROMPT, OUTPUT, BIAS = "The prompt holds", "The output holds", "'logit_bias' names"  # who holds token ids
-ALL_BANNED = "No token is left to choose: only ids that 'min_tokens' forbids have any chance. Lower 'min_tokens'."
+ALL_BANNED = "No token is left to choose: only ids that 'min_tokens' or 'bad_words' forbids have any chance. Ask for less of them."
 IMPOSSIBLE = (
-    "No token is left to choose: those that the grammar allows are impossible by the logits, or 'min_tokens'"
-    " or 'logit_bias' forbids them."
+    "No token is left to choose: those that the grammar or 'allowed_token_ids' allows are impossible by the logits, or"
+    " 'min_tokens' or 'logit_bias' forbids them."
 )
 
 
@@ -141,8 +141,9 @@ def not_finite(position: int, top: np.floating) -> str:
 
 def nothing_allowed(position: int) -> str:
     return (
-        f"The grammar leaves no token for position {position}: no token of this model's vocabulary continues the"
-        " text as it allows. Use another grammar, or write to the maintainers if it is a JSON schema."
+        f"The grammar leaves no token for position {position}, or 'bad_words' and 'min_tokens' leave none of 'allowed_token_ids': no"
+        " token of this model's vocabulary continues the text as they allow. Ask for less of them; or use another grammar, and write"
+        " to the maintainers if it is a JSON schema."
     )
 
 

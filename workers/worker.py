@@ -31,6 +31,7 @@ from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.step import Int32, Plan, StepResult
 from trunkline.workers.memory import available_memory, size_host_tier, size_pool
 from trunkline.workers.plan_message import LAYOUT
+from trunkline.workers.pooling import unsound
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
 from trunkline.workers.step_thread import StepThread
@@ -104,6 +105,7 @@ def load_part(
             max_model_len=max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
             available=available,
+            num_ranks=ranks.size,
         )
         num_pages = ranks.minimum(num_pages)
         available -= num_pages * runner.page_bytes(page_size)
@@ -232,6 +234,7 @@ class LocalWorker:
             return StepResult(step=plan.step, token_ids=np.empty(0, np.int32), logprobs=(), copy_seconds=copy_seconds)
         resolved, orphans = resolve_futures(plan, previous)
         logits = self._runner.forward(resolved, resolved.token_ids)
+        pooled = self._runner.pool(plan) if plan.pooled else None
         masks = plan.masks.wait() if plan.masks is not None else None  # they were filled meanwhile
         samples = sample(logits, resolved.rows, masks)
         logprobs = list(samples.logprobs)
@@ -242,9 +245,10 @@ class LocalWorker:
             step=plan.step,
             token_ids=samples.token_ids,
             logprobs=tuple(logprobs),
-            failed=samples.failed | orphans,
+            failed=samples.failed | orphans | (unsound(pooled, plan) if pooled is not None else {}),
             copy_seconds=copy_seconds,
             fallback_logprobs=samples.fallback_logprobs,
+            pooled=pooled,
         )
         return self._previous
 
@@ -258,7 +262,8 @@ class LocalWorker:
 
 
 def check_rows(plan: Plan) -> None:
-    """Every row of logits must be a token row of its request. (The runner checks the rest of the plan.)"""
+    """Every row of logits must be a token row of its request, and so must those that are summed. (The runner checks the rest of
+    the plan.)"""
     for row in plan.rows:
         if not 0 <= row.request < plan.num_requests:
             raise ValueError(f"Step {plan.step} wants logits of request {row.request}; it has {plan.num_requests}.")
@@ -266,6 +271,18 @@ def check_rows(plan: Plan) -> None:
         if not first <= row.at < end:
             raise ValueError(
                 f"Step {plan.step} wants logits of token row {row.at}; those of request {row.request} are {first} to {end - 1}."
+            )
+    for rows in plan.pooled:
+        if not 0 <= rows.row < len(plan.rows):
+            raise ValueError(
+                f"Step {plan.step} sums hidden states for row {rows.row} of logits; it has {len(plan.rows)}."
+            )
+        request = plan.rows[rows.row].request
+        first, end = plan.query_start[request], plan.query_start[request + 1]
+        if not first <= rows.first < rows.end <= end:
+            raise ValueError(
+                f"Step {plan.step} sums token rows {rows.first} to {rows.end - 1}; those of request {request} are {first} to"
+                f" {end - 1}."
             )
 
 

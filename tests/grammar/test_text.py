@@ -172,6 +172,17 @@ def test_an_ending_that_fills_what_is_left_is_forced() -> None:
     assert text_of(text.force(most=64)) == "]" and text.closed and text.is_over
 
 
+def test_what_would_be_forced_is_settled_too() -> None:
+    """Whether it is forced or chosen is a matter of who comes first: drafts, or a step in flight, may be ahead of `force`."""
+    either = lark('start: "[" ("1"|"2") "]"')
+    forced, settled = text_under(either, most=3), text_under(either, most=3)
+    take(settled, "[")
+    take(forced, "[")
+    rest = forced.force(most=64)
+    (other,) = {*ids("1"), *ids("2")} - {rest[0]}
+    assert settled.settle(other) == rest[0] and settled.closed
+
+
 def test_without_a_limit_nothing_is_settled() -> None:
     text = text_under(LETTERS)
     assert text.fallback == -1 and text.settle(X) == X and not text.closed

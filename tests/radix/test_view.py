@@ -63,6 +63,7 @@ def test_facts_of_a_node() -> None:
         "last_use_seconds_ago": 5.0,
         "pinned": True,
         "tier": "device",
+        "copies": [],
         "tokens": packed([1, 2]),
         "left_out": 0,
     }

@@ -15,6 +15,7 @@ from trunkline.messages import Failed, Finished, FromEngine, Generate, Tokens
 from trunkline.radix.tiers import Background
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.engine import Engine
+from trunkline.scheduler.process import StatusLine
 from trunkline.scheduler.request import Request
 from trunkline.step import Plan
 
@@ -77,6 +78,25 @@ def make_engine(
         background=background,
         grammars=grammars,
     )
+
+
+def hold_up_texts(seconds: float, **scheduler: Any) -> None:
+    """A status line that watches while a prompt is read beside a text, and each look at the clock finds it so much later."""
+
+    class Ticking(Clock):
+        def __call__(self) -> float:
+            self.now += seconds
+            return self.now
+
+    clock = Ticking()
+    engine = make_engine(clock=clock, **scheduler)
+    status = StatusLine(engine, 10.0, clock)
+    for name, prompt in (("text", [1] * 8), ("prompt", [9] * 100)):
+        assert engine.handle(generate(name, prompt, max_tokens=60)) == []
+        engine.step()
+    while engine.has_work:
+        engine.step()
+        status.update()
 
 
 def plans(engine: Engine) -> list[Plan]:

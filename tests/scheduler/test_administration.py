@@ -141,6 +141,7 @@ def test_queue() -> None:
             "request_id": "a",
             "tenant": "acme",
             "seconds": 3.0,
+            "queue_seconds": 1.0,
             "prompt_tokens": 22,
             "cached_tokens": 12,
             "prompt_tokens_computed": 22,
@@ -150,6 +151,7 @@ def test_queue() -> None:
             "request_id": "b",
             "tenant": "other",
             "seconds": 2.0,
+            "queue_seconds": 2.0,
             "prompt_tokens": 9,
             "cached_tokens": 0,
             "prompt_tokens_computed": 7,
@@ -168,8 +170,10 @@ def test_queue() -> None:
     ]
     assert [entry["request_id"] for entry in call(engine, "queue", tenant="acme")["running"]] == ["a"]
     assert call(engine, "queue", tenant="other")["waiting"] == []
+    first = call(engine, "queue", tenant=None, limit=1)
+    assert [len(first["running"]), first["num_running"], first["num_waiting"]] == [1, 2, 1]
     driver.drain()
-    assert call(engine, "queue", tenant=None) == {"waiting": [], "running": []}
+    assert call(engine, "queue", tenant=None) == {"waiting": [], "running": [], "num_waiting": 0, "num_running": 0}
 
 
 def test_queue_of_a_group() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.scheduler.factories import Clock, generate, make_engine, run
+from tests.scheduler.factories import Clock, generate, hold_up_texts, make_engine, run
 from tests.tiny import tiny_model
 from trunkline.config import engine_config
 from trunkline.messages import Call, Finished, Ready, Reply, decode_from_engine, encode
@@ -93,6 +93,17 @@ def test_status_line_counts_busy_time_only(caplog: pytest.LogCaptureFixture) -> 
     clock.now = 200.0
     status.update()
     assert len(caplog.messages) == 1, "nothing was done since"
+
+
+@pytest.mark.parametrize(("target", "chunk", "told"), [(None, 64, 1), (None, 32, 0), (5.0, 64, 0)])
+def test_status_line_tells_once_that_prompts_hold_up_texts(
+    caplog: pytest.LogCaptureFixture, target: float | None, chunk: int, told: int
+) -> None:
+    """Unless a target was set, or the pieces of prompts are small."""
+    hold_up_texts(0.75, max_num_batched_tokens=chunk + 1, target_token_seconds=target)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == told
+    assert all("waited 0.8 s" in line and "--target-token-seconds" in line for line in warnings)
 
 
 def test_status_line_tells_of_the_tiers(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -207,6 +207,24 @@ def served(folder: Path, *prompts: list[int], **settings: Any) -> None:
     engine.tiers.close()  # waits for its threads, and writes nothing that was not due
 
 
+def test_the_tree_tells_which_tiers_have_a_copy(tmp_path: Path) -> None:
+    def told(engine: Engine) -> list[str]:
+        (root,) = engine._calls["tree"](tenant=None, depth=1, limit=1, top=1)["namespaces"]
+        (node,) = root["children"]
+        return list(node["copies"])
+
+    engine = make_engine(host_slots=64)
+    ask(engine, prompt(1))
+    assert told(engine) == [], "it was computed, and is used by nobody else"
+    ask(engine, prompt(1))
+    assert told(engine) == ["host"]
+    served(tmp_path, prompt(1))
+    engine = killed(tmp_path)
+    ask(engine, prompt(1))
+    ask(engine, prompt(1))
+    assert told(engine) == ["host", "disk"], "it came from the one through the other"
+
+
 def test_a_prompt_served_twice_hits_after_a_restart(tmp_path: Path) -> None:
     served(tmp_path, prompt(1, 41))
     engine = killed(tmp_path)

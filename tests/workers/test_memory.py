@@ -12,7 +12,7 @@ from trunkline.workers.memory import MIN_STAGING_PAGES, available_memory, size_h
 GIB = 2**30
 
 
-def pool(*, page_bytes=2**20, max_model_len=1024, max_num_seqs=256, available=64 * GIB, **cache) -> int:
+def pool(*, page_bytes=2**20, max_model_len=1024, max_num_seqs=256, available=64 * GIB, num_ranks=1, **cache) -> int:
     """Pages of 16 tokens and 1 MiB, unless told otherwise."""
     return size_pool(
         CacheConfig(**cache),
@@ -20,6 +20,7 @@ def pool(*, page_bytes=2**20, max_model_len=1024, max_num_seqs=256, available=64
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         available=available,
+        num_ranks=num_ranks,
     )
 
 
@@ -34,6 +35,13 @@ def test_as_many_pages_as_fit_in_the_memory_asked_for():
 
 def test_by_default_four_gib():
     assert pool() == 4096
+
+
+def test_by_default_four_gib_of_all_ranks_together():
+    one_rank = {"page_bytes": 3 * 2**20, "available": 96 * GIB}
+    each = {"page_bytes": 2**20, "available": 32 * GIB, "num_ranks": 3}
+    assert pool(**each) == pool(**one_rank) == 1365
+    assert pool(**{**each, "kv_cache_memory": GIB}) == 1024, "what is asked for is of each"
 
 
 def test_by_default_no_more_than_half_of_what_is_available():

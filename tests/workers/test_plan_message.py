@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.sampling import SamplingParams
-from trunkline.step import CopyKind, LogitsRow, PageCopy, Plan, SharedRun
+from trunkline.step import CopyKind, LogitsRow, PageCopy, Plan, PooledRows, SharedRun
 from trunkline.workers.plan_message import decode_plan, encode_plan
 
 IDS = st.integers(0, 2**31 - 1)
@@ -33,6 +33,7 @@ def plans(draw: st.DrawFn) -> Plan:
         ),
         copies=tuple(PageCopy(draw(st.sampled_from(CopyKind)), draw(ARRAYS), draw(ARRAYS)) for _ in range(2)),
         shared=tuple(SharedRun(draw(ARRAYS), draw(IDS), draw(IDS)) for _ in range(draw(st.integers(0, 2)))),
+        pooled=tuple(PooledRows(*rows) for rows in draw(st.lists(st.tuples(IDS, IDS, IDS), max_size=3))),
     )
 
 

@@ -20,7 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
-from benchmarks.grammar_corpus import WAYS, Case, Choice, Outcome, Tester, Walk, Way, corpora, figures
+from benchmarks.grammar_corpus import WAYS, Case, Outcome, Tester, Way, corpora, figures
+from trunkline.bench.grammar import Choice, Walk
 from trunkline.bench.tables import align
 from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.errors import RequestError

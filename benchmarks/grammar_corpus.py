@@ -10,29 +10,22 @@ keys, so must the instance: then its keys are put in that order, whether it is v
 """
 
 import json
-import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from benchmarks.json_lines import read_rows
-from trunkline.config import GRAMMAR_BACKENDS, GrammarConfig
+from trunkline.bench.grammar import Compiler
+from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.constraint import Constraint
 from trunkline.errors import RequestError
 from trunkline.grammar.algebra import canonical
-from trunkline.grammar.closing import find_ending
 from trunkline.grammar.interface import CompiledGrammar, MatcherFailed
 from trunkline.grammar.prepare import prepare
 from trunkline.grammar.schema import meta, normalize
 from trunkline.grammar.schema.accepts import in_order
-from trunkline.grammar.service import CompileService
-from trunkline.grammar.text import ConstrainedText, Rules
-from trunkline.grammar.vocabulary import Vocabulary
-from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 
 # Categories of the official test suite whose schemas leave their draft to the folder they stand in.
 DRAFTS = {"draft7": "http://json-schema.org/draft-07/schema#"}
@@ -156,49 +149,12 @@ def _in_order(case: Case) -> list[Instance]:
     ]
 
 
-# How a walk chooses among the tokens of a mask:
-#
-#   uniform   all alike. One token in 250 ends a string, so few texts end soon
-#   hastened  every other token, by chance, is one of those that hold a delimiter of JSON or end the text, if there are any
-#   closing   all alike, in a text that closes (close_on_length)
-Choice = Literal["uniform", "hastened", "closing"]
-
-
-class Walk(NamedTuple):
-    """A text made by chance under the mask.
-
-    stopped  it ended by itself, or was closed in time
-    """
-
-    text: str
-    num_tokens: int
-    stopped: bool
-
-
-class Tester:
+class Tester(Compiler):
     """Puts cases to grammars that are compiled for one model's vocabulary."""
 
     def __init__(self, model: str) -> None:
         """`model` is a checkpoint's path; only its tokenizer is read."""
-        self.tokenizer: Tokenizer = load_tokenizer(model)
-        vocabulary = Vocabulary(self.tokenizer, self.tokenizer.vocab_size, self.tokenizer.eos_token_ids)
-        self.vocabulary = vocabulary
-        self.service = CompileService(lambda: vocabulary, GrammarConfig(compile_seconds=PATIENCE))
-        self._row = np.zeros(vocabulary.num_words, np.int32)
-        self._delimits = np.zeros(32 * vocabulary.num_words, bool)
-        for token_id in range(self.tokenizer.vocab_size):
-            self._delimits[token_id] = any(byte in b'",:{}[]' for byte in self.tokenizer.token_bytes(token_id))
-        self._delimits[list(vocabulary.eos_token_ids)] = True
-
-    def close(self) -> None:
-        self.service.close()
-
-    def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Raises RequestError if the constraint is refused."""
-        compilation = self.service.submit(prepare(constraint).grammar)
-        while not compilation.done:
-            self.service.wait(1.0)
-        return compilation.result()
+        super().__init__(model, compile_seconds=PATIENCE)
 
     def try_case(self, case: Case, way: Way) -> Outcome:
         """Compile the schema in one way, and put each instance to it."""
@@ -245,35 +201,3 @@ class Tester:
 
     def _allows(self, token_id: int) -> bool:
         return bool(int(self._row[token_id // 32]) >> (token_id % 32) & 1)
-
-    def walk(self, compiled: CompiledGrammar, rng: random.Random, most: int, choice: Choice) -> Walk:
-        """Choose among the tokens of the mask, until an end-of-text token is chosen or there are `most`."""
-        text, token_ids = self._text(compiled, most, closes=choice == "closing"), list[int]()
-        while not text.is_over:
-            if len(token_ids) == most:
-                return self._walked(token_ids, stopped=choice == "closing" and text.is_complete)
-            token_id = text.settle(self._choose(text, rng, hastens=choice == "hastened"))
-            if token_id is None or text.ends_with(token_id):
-                break
-            assert text.take(token_id), f"{token_id} is in the mask, and was not accepted"
-            token_ids.append(token_id)
-        return self._walked(token_ids, stopped=True)
-
-    def _text(self, compiled: CompiledGrammar, most: int, *, closes: bool) -> ConstrainedText:
-        """A text that closes if there is an ending to know from the start; one without such an ending may be cut."""
-        ending = find_ending(compiled.matcher(), self.vocabulary, most=most) if closes else None
-        if ending is None:
-            return ConstrainedText(compiled, self.vocabulary, Rules())
-        return ConstrainedText(compiled, self.vocabulary, Rules(), most=most, ending=ending)
-
-    def _choose(self, text: ConstrainedText, rng: random.Random, *, hastens: bool) -> int:
-        text.fill(self._row)
-        allowed = np.flatnonzero(np.unpackbits(self._row.view(np.uint8), bitorder="little"))
-        if hastens and rng.random() < 0.5:
-            delimiting = allowed[self._delimits[allowed]]
-            allowed = delimiting if len(delimiting) else allowed
-        return int(allowed[rng.randrange(len(allowed))])
-
-    def _walked(self, token_ids: list[int], *, stopped: bool) -> Walk:
-        data = b"".join(self.tokenizer.token_bytes(token_id) for token_id in token_ids)
-        return Walk(data.decode("utf-8", "surrogateescape"), len(token_ids), stopped)

@@ -1,22 +1,14 @@
-"""The command line: flags, defaults, words for mistakes; and `trunkline chat` against a server."""
+"""The command line: flags, defaults, help, words for mistakes."""
 
-import contextlib
-import io
-import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 import trunkline
 from trunkline.cli import main, make_parser, serve_config
-from trunkline.cli_chat import chat
 from trunkline.cli_parser import NAMES_HERE, NOT_HERE
 from trunkline.config import GrammarConfig, ServeConfig, engine_config
 from trunkline.errors import ConfigError, StartupError
@@ -129,6 +121,19 @@ def test_flags_reach_their_places() -> None:
     assert (api.api_keys, api.chat_template, api.port) == (("k",), "t.jinja", 0)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_vllms_names_of_dtypes(name: str, dtype: str) -> None:
+    assert config("m", "--dtype", name).engine.model.dtype == engine_config("m", dtype=name).model.dtype == dtype
+
+
+def test_counts_of_tokens_may_have_a_unit() -> None:
+    engine = config(
+        "m", "--max-model-len", "32k", "--max-num-batched-tokens", "2K", "--max-waiting-tokens", "1M"
+    ).engine
+    assert (engine.model.max_model_len, engine.scheduler.max_num_batched_tokens) == (32_000, 2048)
+    assert engine.scheduler.max_waiting_tokens == 2**20
+
+
 def test_flags_of_gpus_reach_their_places() -> None:
     engine = config("m").engine
     assert (engine.worker.gpu_memory_utilization, engine.worker.enforce_eager) == (0.9, False)
@@ -187,6 +192,11 @@ def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert config("m").api.api_keys == ()
 
 
+def test_unknown_fields_are_refused_only_if_told() -> None:
+    assert config("m", "--strict-params").api.strict_params is True
+    assert config("m").api.strict_params is False
+
+
 def test_several_keys_and_the_admins(monkeypatch: pytest.MonkeyPatch) -> None:
     api = config("m", "--api-key", "a", "b", "a", "--admin-api-key", "root", "--cache-sharing", "all").api
     assert (api.api_keys, api.admin_api_key, api.cache_sharing) == (("a", "b"), "root", "all")
@@ -215,7 +225,7 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", "--max_model_len=5"], 2, "did you mean --max-model-len?"),
         (["serve", "--dtype", "int3"], 2, "error: --dtype is 'int3'; allowed is one of auto, float32, "),
         (["serve", "--port", "many"], 2, "error: --port is 'many'; allowed is an integer"),
-        (["serve", "--max-model-len", "4k"], 2, "error: --max-model-len is '4k'; allowed is an integer"),
+        (["serve", "--max-model-len", "4x"], 2, "error: --max-model-len is '4x'; allowed is an integer"),
         (["chat", "--temperature", "hot"], 2, "error: --temperature is 'hot'; allowed is a number"),
         (["bench", "serve", "--seed", "4k"], 2, "error: --seed is '4k'; allowed is an integer"),
         (
@@ -273,7 +283,7 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (["serve", ""], 1, "The model is ''; give the path"),
         (["serve", "--model", ""], 1, "The model is ''; give the path"),
         (["sevre"], 2, "command is 'sevre'; did you mean serve?"),
-        (["dance"], 2, "command is 'dance'; there are serve, chat, cache, simulate, bench."),
+        (["dance"], 2, "command is 'dance'; there are serve, chat, complete, cache, grammar, run-batch,"),
         (["bench", "serv"], 2, "did you mean serve?"),
         (["bench", "serve", "--workload", "W99"], 1, "W99"),
         (
@@ -345,153 +355,3 @@ def test_help_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-
-
-# ---------------------------------------------------------------- chat
-
-
-class Answerer(BaseHTTPRequestHandler):
-    """Lists one model; answers a chat with the number of its messages, in two pieces. The word "fail" fails."""
-
-    asked: ClassVar[list[dict[str, Any]]]
-    key: ClassVar[str | None]
-
-    def _refused(self) -> bool:
-        """Whether the request was refused, for want of the key or of the right path."""
-        if not self.path.startswith("/v1/") or self.path.startswith("/v1/v1"):
-            self._send(404, b"{}")
-            return True
-        if self.key is not None and self.headers["authorization"] != f"Bearer {self.key}":
-            self._send(401, b'{"error": {"message": "Send a header."}}')
-            return True
-        return False
-
-    def do_GET(self) -> None:
-        if not self._refused():
-            self._send(200, b'{"data": [{"id": "the-model"}]}')
-
-    def do_POST(self) -> None:
-        if self._refused():
-            return
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.asked.append({**body, "authorization": self.headers["authorization"]})
-        last = body["messages"][-1]["content"]
-        if last == "refuse":
-            self._send(400, b'{"error": {"message": "The server refuses."}}')
-            return
-        pieces = [str(len(body["messages"])), " messages"]
-        chunks: list[Any] = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
-        if last == "break":
-            chunks = [chunks[0], {"error": {"message": "The engine died."}}]
-        if last == "nonsense":
-            chunks = [chunks[0], {"choices": [{"text": "of another endpoint"}]}]
-        if last == "page":
-            self._send(200, b"<html>Welcome</html>")
-            return
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, {"choices": []}]]
-        done = "" if last == "vanish" else "data: [DONE]\n\n"
-        self._send(200, "".join([": ping\n\n", *events, done]).encode())
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-
-@pytest.fixture
-def answerer() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """URL of the server, and what it was asked."""
-    with answering() as answers:
-        yield answers
-
-
-@contextlib.contextmanager
-def answering(key: str | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    asked: list[dict[str, Any]] = []
-    handler = type("Handler", (Answerer,), {"asked": asked, "key": key})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        server.shutdown()
-        thread.join()
-
-
-Answers = tuple[str, list[dict[str, Any]]]
-
-
-def test_conversation_grows_and_starts_over(answerer: Answers, capsys: pytest.CaptureFixture[str]) -> None:
-    url, asked = answerer
-    lines = io.StringIO("hello\n\nagain\n/new\nfresh\n/quit\nnever\n")
-    assert chat(url + "/", system="be brief", lines=lines) == 0
-    answers = capsys.readouterr().out.splitlines()[1:]
-    assert answers == ["2 messages", "4 messages", "2 messages"]
-    assert [message["role"] for message in asked[1]["messages"]] == ["system", "user", "assistant", "user"]
-    assert asked[1]["messages"][2]["content"] == "2 messages"
-    assert asked[0]["model"] == "the-model"
-
-
-def test_quick_message_with_options(answerer: Answers, capsys: pytest.CaptureFixture[str]) -> None:
-    url, asked = answerer
-    arguments = ["chat", "--url", url, "--model", "m", "-q", "hello", "--temperature", "0", "--api-key", "k"]
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == "1 messages\n"
-    assert (asked[0]["temperature"], asked[0]["model"], asked[0]["authorization"]) == (0, "m", "Bearer k")
-    assert "max_tokens" not in asked[0]
-
-
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        ("refuse", "The server refuses."),
-        ("break", "The engine died."),
-        ("nonsense", "streams no chat; is --url right?"),
-        ("page", "streams no chat; is --url right?"),
-        ("vanish", "The answer broke off: the server has closed the connection."),
-    ],
-)
-def test_errors_are_told_and_forgotten(
-    answerer: Answers, capsys: pytest.CaptureFixture[str], message: str, words: str
-) -> None:
-    url, asked = answerer
-    assert chat(url, lines=io.StringIO(f"{message}\nhello\n")) == 0
-    assert words in capsys.readouterr().err
-    assert len(asked[1]["messages"]) == 1, "the message that failed is not part of the conversation"
-    assert chat(url, quick=message) == 1
-
-
-def test_what_answers_but_is_no_such_server(tmp_path: Path) -> None:
-    (tmp_path / "v1").mkdir()
-    (tmp_path / "v1" / "models").write_text("<html>")
-    with pytest.raises(StartupError, match="lists no models; is --url right"):
-        chat(f"file://{tmp_path}")
-
-
-@pytest.mark.parametrize("flag", ["--url", "--base-url"])
-@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
-def test_address_with_or_without_v1(
-    answerer: Answers, capsys: pytest.CaptureFixture[str], flag: str, ending: str
-) -> None:
-    url, _ = answerer
-    assert main(["chat", flag, url.removesuffix("/v1") + ending, "-q", "hello"]) == 0
-    assert capsys.readouterr().out == "1 messages\n"
-
-
-@pytest.mark.parametrize("model", [[], ["--model", "m"]])
-def test_key_that_is_missing_or_wrong_is_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: list[str]
-) -> None:
-    monkeypatch.delenv("TRUNKLINE_API_KEY", raising=False)
-    with answering("secret") as (url, asked):
-        arguments = ["chat", "--url", url, "-q", "hello", *model]
-        give = "give the right one with --api-key KEY or $TRUNKLINE_API_KEY."
-        sentence = f"trunkline: error: The server at {url}"
-        assert fails(capsys, *arguments) == (1, f"{sentence} wants an API key; {give}")
-        assert fails(capsys, *arguments, "--api-key", "guess") == (1, f"{sentence} refuses this API key; {give}")
-        monkeypatch.setenv("TRUNKLINE_API_KEY", "secret")
-        assert main(arguments) == 0
-    assert len(asked) == 1

@@ -14,13 +14,24 @@ import sys
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trunkline.cli_chat import ChatClient
+from trunkline.cli_parser import add_command
 from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import ConfigError
 
+if TYPE_CHECKING:
+    from trunkline.cli_client import ApiClient
+
 WIDTH = 120  # characters of a line where there is no terminal
+EXAMPLES = {
+    "tree": ("cache tree", "cache tree --depth 3 --limit 20 --url http://127.0.0.1:8100"),
+    "explain": (
+        "cache explain 'When do you open?' --system 'You answer questions about our shop.'",
+        "cache explain --request body.json",
+    ),
+    "queue": ("cache queue", "cache queue --json"),
+}
 COLUMNS = ("tokens", "hits", "saved", "last used", "tier", "prefix")
 
 
@@ -173,8 +184,10 @@ def _get(args: argparse.Namespace, path: str, **query: Any) -> Any:
     return _client(args).fetch(f"{path}?{urllib.parse.urlencode(given)}")
 
 
-def _client(args: argparse.Namespace) -> ChatClient:
-    return ChatClient(args.url, api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None)
+def _client(args: argparse.Namespace) -> "ApiClient":
+    from trunkline.cli_client import ApiClient
+
+    return ApiClient(args.url, api_key=args.api_key or os.environ.get(API_KEY_VARIABLE) or None)
 
 
 def _print_json(answer: Any) -> int:
@@ -187,13 +200,7 @@ def _width() -> int:
 
 
 def _command(kinds: "argparse._SubParsersAction[Any]", name: str, what: str, run: Any) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = kinds.add_parser(
-        name,
-        help=what,
-        description=f"{what[0].upper()}{what[1:]}.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    command.set_defaults(run=run, parser=command, verbose=False)
+    command: argparse.ArgumentParser = add_command(kinds, name, what, run, examples=EXAMPLES[name])
     command.add_argument("--url", metavar="URL", default="http://127.0.0.1:8000", help="of the server")
     command.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=f"(default: ${API_KEY_VARIABLE})")
     command.set_defaults(api_key=None)

@@ -7,10 +7,12 @@ An error is one sentence that begins with the flag as it was typed: "--port is '
 import argparse
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from trunkline.errors import shown
+from trunkline.errors import ConfigError, shown
+from trunkline.units import parse_bytes, parse_count
 
 ALIKE = 0.8  # of difflib's 0 to 1: below that two flags share a word at most, and mean different things
 
@@ -29,6 +31,7 @@ NAMES_HERE: Mapping[str, str] = {
     "-np": "--max-num-seqs",
     "--parallel": "--max-num-seqs",
     "--max-running-requests": "--max-num-seqs",
+    "--max-queued-requests": "--max-waiting-requests",
     "-b": "--max-num-batched-tokens",
     "--batch-size": "--max-num-batched-tokens",
     "--chunked-prefill-size": "--max-num-batched-tokens",
@@ -57,6 +60,9 @@ NAMES_HERE: Mapping[str, str] = {
     "--slot-save-path": "--disk-cache-dir, a folder that is written and read by itself",
     "--radix-eviction-policy": "--eviction-policy",
     "--structured-outputs-config": "--grammar-backend, a name",
+    "--disable-log-requests": "--no-enable-log-requests",
+    "--log-requests": "--enable-log-requests",
+    "--enable-trace": "--otlp-endpoint, a URL",
 }
 
 _ONE_DEVICE = "it is not there yet: several devices hold a model by --tensor-parallel-size only"
@@ -65,10 +71,13 @@ _STORED = "it is not there yet: weights are stored as --dtype says; a quantized 
 _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
 _OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
+_MEASURED = "leave it out: GET /metrics is always there"
 _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
 
 # Those that have no counterpart, and why.
 NOT_HERE: Mapping[str, str] = {
+    "--enable-prompt-tokens-details": "leave it out: usage always says cached_tokens",
+    "--enable-cache-report": "leave it out: usage always says cached_tokens",
     "--enable-chunked-prefill": "leave it out: prefill is always chunked, as --max-num-batched-tokens says",
     "--pipeline-parallel-size": _ONE_DEVICE,
     "-pp": _ONE_DEVICE,
@@ -95,6 +104,11 @@ NOT_HERE: Mapping[str, str] = {
     "--tokenizer": "it is not there yet: the tokenizer is the model's own",
     "--guided-decoding-disable-fallback": "leave it out: a --grammar-backend that is named has no fallback",
     "--jinja": "leave it out: chat templates are always read",
+    "--disable-uvicorn-access-log": "leave it out: HTTP requests are logged with --verbose only",
+    "--uvicorn-log-level": "use --verbose to have HTTP requests logged",
+    "--disable-log-stats": "leave it out: there is one line every ten seconds, and only while the engine is busy",
+    "--metrics": _MEASURED,
+    "--enable-metrics": _MEASURED,
     "--enable-reasoning": "leave it out: see --reasoning-parser",
     "--reasoning-format": "leave it out: see --reasoning-parser",
     "--grammar": _OF_REQUESTS,
@@ -109,23 +123,39 @@ NOT_HERE: Mapping[str, str] = {
 }
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows every default; where it is no plain value, the help text itself says what happens. Indented lines stay as they are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None or action.default is False else super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            indent + part if part.startswith(" ") or not part else super(Help, self)._fill_text(part, width, indent)
+            for part in text.split("\n")
+        )
+
+
 class Parser(argparse.ArgumentParser):
     """Takes no abbreviated flags, since tomorrow's flag would change what they mean; suggests the nearest one instead.
 
     knows_others    an unknown flag may be one of another server's, and is explained
     """
 
-    def __init__(self, *, knows_others: bool = False, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
+    def __init__(self, *, knows_others: bool = False, formatter_class: Any = Help, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=formatter_class, **settings)
         self._knows_others = knows_others
+        self._blamed = ""  # where what is parsed comes from, if not from the command line
         self.register("type", int, _integer)
         self.register("type", float, _number)
 
-    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """As `parse_args`, but an unknown flag is reported by the command it was given to."""
         args, unknown = self.parse_known_args(arguments)
-        if unknown:
-            command: Parser = getattr(args, "parser", self)
+        command: Parser = getattr(args, "parser", self)
+        if take_rest := getattr(args, "take_rest", None):
+            take_rest(args, unknown)
+        elif unknown:
             command.error(command.describe_unknown(unknown))
         return args
 
@@ -133,14 +163,23 @@ class Parser(argparse.ArgumentParser):
         """E.g. "unknown argument --max-num-seq; did you mean --max-num-seqs?"."""
         flags = [word for word in unknown if word.startswith("-")]  # the others may be the values of these
         name = (flags or unknown)[0].split("=")[0]
-        near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=ALIKE)
-        if self._knows_others and name in NAMES_HERE:
-            hint = f"here it is {NAMES_HERE[name]}"
-        elif self._knows_others and name in NOT_HERE:
-            hint = NOT_HERE[name]
-        else:
-            hint = f"did you mean {near[0]}?" if near else f"see {self.prog} --help"
-        return f"unknown argument {name}; {hint}"
+        return f"unknown argument {name}; {self.hint(name)}"
+
+    def hint(self, flag: str) -> str:
+        """What to do instead of a flag that there is not."""
+        if self._knows_others and flag in NAMES_HERE:
+            return f"here it is {NAMES_HERE[flag]}"
+        if self._knows_others and flag in NOT_HERE:
+            return NOT_HERE[flag]
+        near = nearest(flag, self._option_string_actions)
+        return f"did you mean {near}?" if near else f"see {self.prog} --help"
+
+    @contextmanager
+    def blaming(self, where: str) -> Iterator[None]:
+        """Errors meanwhile begin with where the value comes from."""
+        self._blamed = where
+        yield
+        self._blamed = ""
 
     def error(self, message: str) -> NoReturn:
         """One sentence, without the usage, which --help prints."""
@@ -148,7 +187,8 @@ class Parser(argparse.ArgumentParser):
         if told:  # argparse's "argument --port: …"
             flag, what = told["flag"].split("/")[0], told["what"]  # of several names the first
             message = f"{flag} {what}" if what.startswith("is ") else f"{flag}: {what}"
-        self.exit(2, f"{self.prog}: error: {message}\n")
+        where = f"{self._blamed}: " if self._blamed else ""
+        self.exit(2, f"{self.prog}: error: {where}{message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -159,6 +199,93 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
             raise argparse.ArgumentError(action, f"is {shown(value)}; {hint}")
         raise argparse.ArgumentError(action, f"is {shown(value)}; allowed is one of {', '.join(names)}.")
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[Parser]",
+    name: str,
+    purpose: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    about: str = "",
+    examples: Sequence[str] = (),
+    more: str = "",
+    make: type[Parser] = Parser,
+    **settings: Any,
+) -> Any:
+    """A command, and its help.
+
+    purpose   one line, without a full stop
+    about     further sentences, below the purpose
+    examples  command lines without "trunkline", maybe with a comment
+    more      where to read on
+    make      the class of parser that it gets
+    """
+    epilog = "".join(["examples:", *(f"\n  trunkline {example}" for example in examples)]) if examples else ""
+    epilog += f"\n\n{more}" if epilog and more else more
+    kind = commands._parser_class
+    commands._parser_class = make
+    try:
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=f"{purpose[0].upper()}{purpose[1:]}. {about}".strip(),
+            epilog=epilog,
+            **settings,
+        )
+    finally:
+        commands._parser_class = kind
+    command.set_defaults(run=run, parser=command, verbose=False)
+    return command
+
+
+def add_group(commands: "argparse._SubParsersAction[Parser]", name: str, purpose: str, **words: Any) -> Any:
+    """A command that needs another word; alone it prints what there is. Returns where to add those words."""
+    command = add_command(commands, name, purpose, print_help, **words)
+    return command.add_subparsers(metavar="what", parser_class=Parser)
+
+
+def print_help(args: argparse.Namespace) -> int:
+    """A command that needs another word prints what there is."""
+    args.parser.print_help()
+    return 0
+
+
+def nearest(name: str, names: Any) -> str | None:
+    """The name that somebody who wrote `name` most likely meant."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
+    return near[0] if near else None
+
+
+def size(text: str) -> int:
+    """Type of a flag: bytes, "2GiB"."""
+    return _read(parse_bytes, text)
+
+
+def token_count(text: str) -> int:
+    """Type of a flag: an integer, which may be written "32k" or "32K"."""
+    return _read(parse_count, text)
+
+
+def count(text: str) -> int:
+    """Type of a flag: an integer of at least 0."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed is an integer of at least 0.")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Type of a flag: an integer of at least 1."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {shown(text)}; allowed is an integer of at least 1.")
+    return int(text)
+
+
+def _read(parse: Callable[[str], int], text: str) -> int:
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _integer(text: str) -> int:

@@ -1,7 +1,6 @@
-"""`trunkline bench serve`: measure any OpenAI-compatible server with the workloads W1 … W6."""
+"""`trunkline bench serve`: measure any OpenAI-compatible server, with the workloads W1 … W6 or a load (load_cli.py)."""
 
 import argparse
-import asyncio
 import datetime
 import json
 import os
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trunkline.bench import load_cli
 from trunkline.bench.workloads import NAMES
 from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import ConfigError, StartupError
@@ -23,21 +23,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base-url",
         metavar="URL",
         default="http://127.0.0.1:8000",
-        help="the server, with or without /v1 (%(default)s)",
+        help="the server, with or without /v1",
     )
     parser.add_argument("--model", metavar="NAME", help="the model's name (default: the first that /v1/models lists)")
     parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})")
     parser.add_argument(
         "--workload",
         nargs="+",
-        default=["all"],
         metavar="W",
-        help=f"any of {' '.join(NAMES)}, or all, which is {WORKLOADS_WITHOUT_CROWD[0]} … {WORKLOADS_WITHOUT_CROWD[-1]} (all)",
+        help=f"any of {' '.join(NAMES)}, or all, which is {WORKLOADS_WITHOUT_CROWD[0]} … {WORKLOADS_WITHOUT_CROWD[-1]} (default:"
+        " all, unless there is a load)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every number to this JSON file as well")
-    parser.add_argument(
-        "--seed", type=int, metavar="N", default=0, help="of the texts; a new one finds nothing cached (%(default)s)"
-    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="of the texts; a new one finds nothing cached")
     parser.add_argument(
         "--tokenizer",
         metavar="PATH",
@@ -48,15 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=1,
-        help="uncounted requests before each workload (%(default)s)",
+        help="uncounted requests before each workload",
     )
     parser.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
         default=600,
-        help="of silence that fail a request (%(default)s)",
+        help="of silence that fail a request",
     )
+    load_cli.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,17 +63,33 @@ def run(args: argparse.Namespace) -> int:
 
     Raises StartupError, a sentence for the user, if the flags make no sense or no server answers.
     """
-    names = selected(args.workload)
+    import asyncio
+
+    is_load = load_cli.is_load(args)
+    names = selected(args.workload or ["all"])
     if args.num_warmups < 0:
         raise ConfigError(f"--num-warmups is {args.num_warmups}; allowed is 0 or more.")
     if args.timeout <= 0:
         raise ConfigError(f"--timeout is {args.timeout:g}; allowed is any number of seconds above 0.")
     if args.output is not None and not args.output.resolve().parent.is_dir():
         raise ConfigError(f"--output is {args.output}, whose folder does not exist; create it first.")
-    result = asyncio.run(_measure(args, names))
+    result = run_facts(args) | (load_cli.run_load(args) if is_load else asyncio.run(_measure(args, names)))
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0 if any(summary["succeeded"] for summary in result["workloads"]) else 1
+    succeeded = result["completed"] if is_load else sum(summary["succeeded"] for summary in result["workloads"])
+    return 0 if succeeded else 1
+
+
+def run_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What numbers need beside them: when, from where, with which texts."""
+    from trunkline.bench.report import platform_facts
+
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seed": args.seed,
+        "tokenizer": Path(args.tokenizer).name if args.tokenizer else "built-in",
+        "client": platform_facts(),
+    }
 
 
 def selected(given: Sequence[str]) -> tuple[str, ...]:
@@ -104,11 +119,10 @@ def make_texts(tokenizer: str | None) -> Any:
 
 
 async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    from trunkline.bench.report import platform_facts, summarize, table
+    from trunkline.bench.report import summarize, table
     from trunkline.bench.runner import Server
     from trunkline.bench.workloads import make_workloads, warm_up
 
-    started = datetime.datetime.now(datetime.UTC)
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
     async with Server(args.base_url, api_key=api_key, timeout=args.timeout) as server:
         model = args.model or await server.model()
@@ -127,11 +141,7 @@ async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, 
     for line in remarks(summaries):
         print(line)
     return {
-        "date": started.isoformat(timespec="seconds"),
         "server": {"base_url": args.base_url, "model": model, "version": server_version},
-        "seed": args.seed,
-        "tokenizer": Path(args.tokenizer).name if args.tokenizer else "built-in",
-        "client": platform_facts(),
         "workloads": summaries,
     }
 

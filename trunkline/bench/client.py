@@ -9,7 +9,7 @@ Time to first token is the first chunk that carries text: a chunk with only the 
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -23,6 +23,7 @@ class Outcome:
 
     started, finished  the request was sent, its last byte was read
     first, last        the first and the last chunk that carried text; None if none did
+    gaps               seconds between each two of them
     error              why it failed, or None
     """
 
@@ -36,6 +37,7 @@ class Outcome:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str | None = None
+    gaps: list[float] = field(default_factory=list)
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -128,6 +130,8 @@ def _take_chunk(chunk: dict[str, Any], now: float, outcome: Outcome) -> bool:
         text = choice.get("text") or (choice.get("delta") or {}).get("content")
         if text:
             outcome.text += text
+            if outcome.last is not None:
+                outcome.gaps.append(now - outcome.last)
             outcome.last = now
             if outcome.first is None:
                 outcome.first = now

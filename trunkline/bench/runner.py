@@ -1,13 +1,18 @@
 """Runs a workload against a server: so many sessions at a time, each session's turns one after another."""
 
 import asyncio
+import contextlib
+import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
 
 from trunkline.bench.client import Outcome, stream
+from trunkline.bench.load import Timed
+from trunkline.bench.texts import Texts
 from trunkline.bench.workloads import Message, Turn, Workload
 from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import StartupError
@@ -81,6 +86,10 @@ class Server:
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             raise StartupError(f"GET {url} failed ({error}); is a server running there? See --base-url.") from None
 
+    def post(self, path: str, body: Any) -> Any:
+        """A request with a JSON body, to be awaited or entered as aiohttp's."""
+        return self._session.post(self.base_url + path, json=body)
+
     async def run(self, workload: Workload, model: str) -> Run:
         """Send all of it and wait for the end. A request that fails is reported, and the others go on."""
         turns: list[tuple[Turn, Outcome]] = []
@@ -95,6 +104,40 @@ class Server:
         wall_seconds = time.perf_counter() - start
         turns.sort(key=lambda sent: sent[1].started)
         return Run(workload=workload, outcomes=tuple(turns), wall_seconds=wall_seconds)
+
+    async def run_load(
+        self,
+        load: Sequence[Timed],
+        model: str,
+        *,
+        most: int | None = None,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> tuple[list[Outcome], float]:
+        """Send each request when its time has come. Returns what each gave, in the same order, and seconds in all.
+
+        most    requests under way at a time; those above wait, and are timed from when they are sent. None: no limit
+        on_end  called whenever one has ended
+        """
+        places = asyncio.Semaphore(most) if most is not None else contextlib.nullcontext()
+        start = time.perf_counter()
+
+        async def send(timed: Timed) -> Outcome:
+            await asyncio.sleep(start + timed.arrival - time.perf_counter())
+            async with places:
+                turn = timed.turn
+                outcome = await stream(self._session, self.base_url + turn.path, turn.body(model, list(turn.messages)))
+            on_end()
+            return outcome
+
+        outcomes = await asyncio.gather(*(send(timed) for timed in load))
+        return outcomes, time.perf_counter() - start
+
+    async def warm_up(self, texts: Texts, model: str, *, seed: int, count: int) -> None:
+        """Some short requests that share nothing with what is measured."""
+        for number in range(count):
+            text = texts.piece(16, random.Random(f"{seed}/warm-up {number}"), first=True)
+            turn = Turn(prompt=text, prompt_tokens=16, max_tokens=8)
+            await stream(self._session, self.base_url + turn.path, turn.body(model, []))
 
     async def _hold(self, session: tuple[Turn, ...], model: str, turns: list[tuple[Turn, Outcome]]) -> None:
         history: list[Message] = []

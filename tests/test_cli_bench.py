@@ -1,0 +1,127 @@
+"""`trunkline bench step`, `quality`, `offline` and `grammar` as commands, with the tiny model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.reference_model import load_reference
+from tests.test_cli import fails
+from tests.tiny import tiny_model
+from trunkline.cli import main
+from trunkline.models.tokenizer import load_tokenizer
+
+TEXT = "hello world, what is that? " * 12
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["bench", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+ENGINE = ("--kv-cache-memory", "4MiB", "--threads", "1", "--dtype", "float32")
+
+
+@pytest.mark.slow
+def test_step(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "step",
+        "--model",
+        tiny,
+        *ENGINE,
+        "--batch-size",
+        "1,2",
+        "--context",
+        "16",
+        "--chunk",
+        "8",
+        "--repeat",
+        "1",
+    ]
+    told = json.loads(run(capsys, *flags, "--json"))
+    assert [(one["batch"], one["context"]) for one in told["decode"]] == [(1, 16), (2, 16)]
+    assert all(one["seconds"] > 0 for one in told["decode"] + told["prefill"])
+    text = run(capsys, *flags, "--batch-size", "1,100000")
+    assert "does not fit" in text and "| prefill: tokens | behind cached |" in text
+
+
+@pytest.mark.slow
+def test_quality_is_that_of_the_reference(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    flags = ["quality", str(tmp_path / "text.txt"), "--model", tiny, *ENGINE, "--context", "32", "--windows", "2"]
+    told: dict[str, Any] = json.loads(run(capsys, *flags, "--baseline", "dtype=bfloat16", "--json"))
+    token_ids = load_tokenizer(tiny).encode(TEXT, add_special_tokens=False)[:64]
+    with torch.inference_mode():
+        logprobs = load_reference(tiny)(torch.tensor(token_ids).reshape(2, 32)).logits.float().log_softmax(-1)
+    scored = [logprobs[row, at, token_ids[32 * row + at + 1]].item() for row in range(2) for at in range(31)]
+    assert (told["windows"], told["tokens"]) == (2, 62)
+    assert told["perplexity"] == pytest.approx(math.exp(-sum(scored) / len(scored)), rel=1e-4)
+    baseline = told["baseline"]
+    assert baseline["settings"] == {"dtype": "bfloat16"}
+    assert baseline["perplexity"] != told["perplexity"] and 0 < baseline["mean_absolute"] < 0.1
+    assert baseline["same_likeliest"] > 0.9
+
+
+@pytest.mark.slow
+def test_offline(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        "offline",
+        "--model",
+        tiny,
+        *ENGINE,
+        "--num-prompts",
+        "3",
+        "--prefix-len",
+        "32",
+        "--input-len",
+        "16",
+        "--output-len",
+        "4",
+    ]
+    told = json.loads(run(capsys, *flags, "--json"))
+    assert told["cold"]["output_tokens"] == told["warm"]["output_tokens"] == 12
+    assert told["cold"]["prompt_tokens"] == 144 and told["warm"]["cached_tokens"] == 3 * 32
+    assert "| warm |" in run(capsys, *flags)
+
+
+@pytest.mark.slow
+def test_grammar(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.json").write_text('{"enum": ["x", "yes"]}')
+    (tmp_path / "b.json").write_text('{"type": "nonsense"}')
+    flags = ["grammar", str(tmp_path), "--model", tiny, "--backend", "llguidance", "--walks", "1", "--tokens", "8"]
+    text = run(capsys, *flags)
+    assert "1 of 2" in text and "b.json, llguidance: " in text
+    told = json.loads(run(capsys, *flags, "--json"))
+    assert [cost["schema"] for cost in told["costs"]] == ["a.json", "b.json"]
+    assert told["costs"][0]["mask_seconds"] and told["machine"]["trunkline"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["step", "--batch-size", "0"], 2, "--batch-size is '0'; allowed are integers of at least 1, such as 128,1K."),
+        (["step", "--context", "1k,many"], 2, "--context is 'many'; allowed is an integer"),
+        (["step", "--repeat", "0"], 2, "--repeat is '0'; allowed is an integer of at least 1."),
+        (["step", "--max-num-seq", "2"], 2, "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
+        (["offline", "--num-prompts", "2", "--prefix-len", "-1"], 1, "--prefix-len is -1; allowed is 0 and more."),
+        (["quality", "/no/such/file"], 1, "The text /no/such/file cannot be read: No such file"),
+        (
+            ["quality", __file__, "--baseline", "float32"],
+            1,
+            "--baseline is 'float32'; allowed is a setting and its value",
+        ),
+        (["grammar", "/no/such/file.json"], 1, "cannot be read: No such file"),
+        (["grammar", "x", "--backend", "lark"], 2, "--backend is 'lark'; allowed is one of auto, llguidance,"),
+    ],
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str) -> None:
+    seen, line = fails(capsys, "bench", *arguments)
+    assert (seen, words in line) == (code, True), line

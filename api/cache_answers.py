@@ -40,6 +40,7 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True):
     hits                  requests that found it cached
     tokens_saved          hits times num_tokens
     last_use_seconds_ago  since it was last found, or else computed
+    copies                the tiers behind `tier` that have its end, too
     """
 
     text: str
@@ -49,6 +50,7 @@ class Cached(msgspec.Struct, frozen=True, kw_only=True):
     tokens_saved: int
     last_use_seconds_ago: float
     tier: str
+    copies: list[str]
     pinned: bool
 
 
@@ -193,11 +195,17 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Running(msgspec.Struct, frozen=True, kw_only=True):
-    """A request in the batch. seconds: since it arrived; prompt_tokens_computed: those that were cached count, too."""
+    """A request in the batch.
+
+    seconds                 since it arrived
+    queue_seconds           from then until it was admitted
+    prompt_tokens_computed  those that were cached count, too
+    """
 
     request_id: str
     tenant: str
     seconds: float
+    queue_seconds: float
     prompt_tokens: int
     cached_tokens: int
     prompt_tokens_computed: int

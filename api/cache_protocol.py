@@ -21,8 +21,8 @@ class WarmChatRequest(ChatRequest):
     ttl: Ttl = "5m"
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
-        return super().parse({"add_generation_prompt": False, **body})
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
+        return super().parse({"add_generation_prompt": False, **body}, strict=strict)
 
     @property
     def seconds(self) -> int:

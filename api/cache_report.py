@@ -159,6 +159,8 @@ def _sentence(report: CacheReport, difference: Difference | None, page_size: int
             return (
                 f"The log-probabilities of the prompt are wanted, and the cache holds none: {_all_of(report)} computed."
             )
+        case "pooling":
+            return f"The mean of all hidden states is wanted, and the cache holds none: {_all_of(report)} computed."
         case "complete" if report.cached_tokens == report.prompt_tokens:
             return f"{_found(report)}."
         case "complete":

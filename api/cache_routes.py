@@ -57,6 +57,7 @@ from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.service import Service
 from trunkline.api.sse import finish_or_disconnect
+from trunkline.api.tenants import Caller
 from trunkline.errors import EngineDead, InvalidParameter, Overloaded, RequestError
 from trunkline.inputs import NOTHING
 from trunkline.messages import CacheReport
@@ -75,7 +76,7 @@ class PinNotFound(RequestError):
 
 async def explain_request(request: Request) -> Response:
     """How much of a prompt is cached, and why not more."""
-    service = _open(request)
+    service = open_engine(request)
     body = await _read_body(request, service, ChatRequest, CompletionRequest)
     sampling = body.sampling(service.sampling_defaults, service.grammar_defaults)
     prompt = await _read_prompt(request, service, body, is_sent=False)
@@ -88,7 +89,7 @@ async def explain_request(request: Request) -> Response:
 
 async def plan_request(request: Request) -> Response:
     """What of a prompt would be computed, and when its first token would come."""
-    service = _open(request)
+    service = open_engine(request)
     body = await _read_body(request, service, ChatRequest, CompletionRequest)
     sampling = body.sampling(service.sampling_defaults, service.grammar_defaults)
     prompt = await _read_prompt(request, service, body, is_sent=False)
@@ -99,7 +100,7 @@ async def plan_request(request: Request) -> Response:
 
 async def warm(request: Request) -> Response:
     """Compute a prompt, and keep it."""
-    service, caller = _open(request), caller_of(request)
+    service, caller = open_engine(request), caller_of(request)
     body = await _read_body(request, service, WarmChatRequest, WarmCompletionRequest)
     prompt = await _read_prompt(request, service, body, is_sent=True)
     answer_id = f"warm-{uuid.uuid4().hex}"
@@ -131,52 +132,52 @@ async def warm(request: Request) -> Response:
 
 async def tree(request: Request) -> Response:
     """The prefix tree, its most useful prefixes, and what more memory would bring."""
-    service = _open(request)
+    service = open_engine(request)
     wanted = {
-        "tenant": _reach(request),
+        "tenant": reach_of(request),
         "depth": query_number(request, "depth", default=8, least=1, most=64),
         "limit": query_number(request, "limit", default=100, least=1, most=1000),
         "top": query_number(request, "top", default=10, least=0, most=100),
     }
     async with service.looking:
-        reply = await _call(service, "tree", **wanted)
+        reply = await call_engine(service, "tree", **wanted)
         return json_response(tree_of(reply, service.llm.tokenizer))
 
 
 async def pins(request: Request) -> Response:
     """What is kept, and until when."""
-    service = _open(request)
-    reply = await _call(service, "pins", tenant=_reach(request))
+    service = open_engine(request)
+    reply = await call_engine(service, "pins", tenant=reach_of(request))
     return json_response(pins_of(reply, service.llm.tokenizer, time.time()))
 
 
 async def delete_pin(request: Request) -> Response:
     """Keep it no longer."""
-    service, pin_id = _open(request), request.path_params["pin_id"]
+    service, pin_id = open_engine(request), request.path_params["pin_id"]
     tenant = None if caller_of(request).is_admin else caller_of(request).tenant
     is_number = pin_id.isascii() and pin_id.isdecimal() and len(pin_id) < 19
-    if not is_number or not await _call(service, "unpin", tenant=tenant, pin_id=int(pin_id)):
+    if not is_number or not await call_engine(service, "unpin", tenant=tenant, pin_id=int(pin_id)):
         raise PinNotFound(f"There is no pin {pin_id[:40]!r}. GET /v1/cache/pins lists those there are.", param="id")
     return json_response(PinDeleted(id=int(pin_id)))
 
 
 async def flush(request: Request) -> Response:
     """Drop what is cached: of one tenant or, for an admin who names none, of all; of one salt or of any."""
-    service = _open(request)
+    service = open_engine(request)
     refuse_query(request, "tenant")
     wanted = FlushRequest.parse(await read_json(request, service.config.max_body_bytes, may_be_empty=True))
-    return await _flush(service, tenant=_reach(request, wanted.tenant), salt=wanted.cache_salt)
+    return await _flush(service, tenant=reach_of(request, wanted.tenant), salt=wanted.cache_salt)
 
 
 async def flush_own(request: Request) -> Response:
     """Drop what the caller's own tenant has cached."""
-    service = _open(request)
+    service = open_engine(request)
     refuse_query(request)
     return await _flush(service, tenant=caller_of(request).tenant, salt=None)
 
 
 async def _flush(service: Service, *, tenant: str | None, salt: str | None) -> Response:
-    reply = await _call(service, "flush", tenant=tenant, salt=salt)
+    reply = await call_engine(service, "flush", tenant=tenant, salt=salt)
     flushed = Flushed(
         flushed_pages=reply["pages"],
         flushed_tokens=reply["pages"] * service.page_size,
@@ -187,24 +188,29 @@ async def _flush(service: Service, *, tenant: str | None, salt: str | None) -> R
 
 async def queue(request: Request) -> Response:
     """Who waits and why, and who runs."""
-    return json_response(msgspec.convert(await _call(_open(request), "queue", tenant=_reach(request)), Queue))
+    return json_response(
+        msgspec.convert(await call_engine(open_engine(request), "queue", tenant=reach_of(request)), Queue)
+    )
 
 
 async def tenants(request: Request) -> Response:
     """Whose keys are whose tenants: for an admin all, else the own one."""
-    service, caller = _open(request), caller_of(request)
-    numbers = await _call(service, "tenants")
+    service = open_engine(request)
+    return json_response(Tenants(data=tenants_of(service, caller_of(request), await call_engine(service, "tenants"))))
+
+
+def tenants_of(service: Service, caller: Caller, numbers: dict[str, dict[str, int]]) -> list[Tenant]:
+    """Those that `caller` may see, with the engine's numbers of them."""
     of_nobody = {"cached_tokens": 0, "requests": 0}
-    data = [
+    return [
         Tenant(tenant=tenant, keys=keys, is_own=tenant == caller.tenant, **numbers.get(tenant, of_nobody))
         for tenant, keys in service.keys.tenants.items()
         if caller.is_admin or tenant == caller.tenant
     ]
-    return json_response(Tenants(data=data))
 
 
-def _open(request: Request) -> Service:
-    """Raises Overloaded while there is no engine to ask, and once there is none any more."""
+def open_engine(request: Request) -> Service:
+    """The service whose engine takes calls. Raises Overloaded while there is no engine to ask, and once there is none any more."""
     service: Service = request.app.state.service
     try:
         service.check_ready()
@@ -213,7 +219,8 @@ def _open(request: Request) -> Service:
     return service
 
 
-async def _call(service: Service, method: str, **args: Any) -> Any:
+async def call_engine(service: Service, method: str, **args: Any) -> Any:
+    """What the engine answers, with floats as they are told. Raises Overloaded once there is no engine any more."""
     try:
         return rounded(await service.llm.call(method, **args))
     except EngineDead as error:
@@ -222,10 +229,10 @@ async def _call(service: Service, method: str, **args: Any) -> Any:
 
 async def _ask(request: Request, service: Service, method: str, body: Body, prompt: ReadPrompt, **args: Any) -> Any:
     whose = {"tenant": caller_of(request).tenant, "salt": body.cache_salt or ""}
-    return await _call(service, method, **whose, prompt=prompt.to_bytes(), **args)
+    return await call_engine(service, method, **whose, prompt=prompt.to_bytes(), **args)
 
 
-def _reach(request: Request, named: str | None = None) -> str | None:
+def reach_of(request: Request, named: str | None = None) -> str | None:
     """Whose things a request is about that names a tenant in its address or, `named`, in its body; None: all."""
     service: Service = request.app.state.service
     return caller_of(request).reach(query_tenant(request) if named is None else named, service.keys.tenants)
@@ -236,7 +243,8 @@ async def _read_body(
 ) -> Chat | Completion:
     """A chat if it has messages, else a completion."""
     body = await read_json(request, service.config.max_body_bytes)
-    parsed = chat.parse(body) if is_chat(body) else completion.parse(body)
+    kind = chat if is_chat(body) else completion
+    parsed = kind.parse(body, strict=service.config.strict_params)
     service.served_model(parsed.model)
     return parsed
 
@@ -256,13 +264,13 @@ def _what(body: Body) -> str:
     return "messages" if isinstance(body, ChatRequest) else "prompt"
 
 
-_ONE_TENANT = ("tenant", "for an admin: of this tenant only, named by 8 of its characters or more; default: of all")
+ONE_TENANT = ("tenant", "for an admin: of this tenant only, named by 8 of its characters or more; default: of all")
 _REQUESTS = (ChatRequest, CompletionRequest)
 
 ROUTES = (
     Route("POST", "/v1/cache/explain", explain_request, Explanation, _REQUESTS),
     Route("POST", "/v1/cache/plan", plan_request, Plan, _REQUESTS),
-    Route("POST", "/v1/cache/warm", warm, Warmed, (WarmChatRequest, WarmCompletionRequest)),
+    Route("POST", "/v1/cache/warm", warm, Warmed, (WarmChatRequest, WarmCompletionRequest), generates=True),
     Route(
         "GET",
         "/v1/cache/tree",
@@ -272,13 +280,13 @@ ROUTES = (
             ("depth", "nodes below each other that are shown, 1 to 64; default: 8"),
             ("limit", "nodes shown in all, 1 to 1000; default: 100"),
             ("top", "prefixes listed that saved most, 0 to 100; default: 10"),
-            _ONE_TENANT,
+            ONE_TENANT,
         ),
     ),
-    Route("GET", "/v1/cache/pins", pins, Pins, query=(_ONE_TENANT,)),
+    Route("GET", "/v1/cache/pins", pins, Pins, query=(ONE_TENANT,)),
     Route("DELETE", "/v1/cache/pins/{pin_id}", delete_pin, PinDeleted),
     Route("POST", "/v1/cache/flush", flush, Flushed, (FlushRequest,)),
-    Route("DELETE", "/v1/cache", flush_own, Flushed),
-    Route("GET", "/v1/queue", queue, Queue, query=(_ONE_TENANT,)),
+    Route("DELETE", "/v1/cache", flush_own, Flushed, statuses=(400,)),  # for a query
+    Route("GET", "/v1/queue", queue, Queue, query=(ONE_TENANT,)),
     Route("GET", "/v1/tenants", tenants, Tenants),
 )

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from trunkline.api.answer_shapes import ChatChunk, ChatCompletion
 from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
 from trunkline.api.chat_answer import ChatAnswer
@@ -21,6 +22,7 @@ from trunkline.api.dialect import Plan
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Generation
+from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import ChatRequest
@@ -68,11 +70,13 @@ async def start_chat(request: Request, chat: ChatRequest, answer_id: str) -> Sta
         asked_to_think=asked_to_think(chat.chat_template_kwargs),
         shows_thoughts=chat.include_reasoning is not False,
     )
+    if plan.constraint is not sampling.constraint:
+        sampling = msgspec.structs.replace(sampling, constraint=plan.constraint)
     constrained = await Constrained.of(service, plan.constraint)
     reports = CacheReports([prompt], service.page_size) if chat.cache_report else None
     generation = service.llm.submit(
         [prompt.token_ids],
-        msgspec.structs.replace(sampling, constraint=plan.constraint),
+        sampling,
         grammar=constrained.grammar,
         shown_ids=plan.shown_ids,
         request_id=answer_id,
@@ -91,7 +95,8 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     service.check_ready()
-    chat = ChatRequest.parse(await read_json(request, service.config.max_body_bytes))
+    body = await read_json(request, service.config.max_body_bytes)
+    chat = ChatRequest.parse(body, strict=service.config.strict_params)
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     model, prompt, plan, constrained, reports, generation = await start_chat(request, chat, answer_id)
     answer = ChatAnswer(chat, model, answer_id, plan, constrained, reports, prompt.documents_order)
@@ -100,3 +105,21 @@ async def chat_completions(request: Request) -> Response:
     if not await finish_or_disconnect(generation, request.receive):
         raise ClientDisconnect
     return json_response(await answer.whole(generation))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        ChatCompletion,
+        (ChatRequest,),
+        event=ChatChunk,
+        done="[DONE]",
+        generates=True,
+        example={
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_completion_tokens": 32,
+        },
+    ),
+)

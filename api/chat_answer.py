@@ -58,6 +58,9 @@ class ChatAnswer:
         common = msgspec.json.encode({**self._common, "object": "chat.completion.chunk"})
         self._head = b"data: " + common[:-1] + b',"choices":['
         self._with_logprobs = bool(chat.logprobs)
+        self._with_token_ids = bool(chat.return_token_ids)
+        self._with_usage = chat.continuous_usage  # in every chunk
+        self._no_usage = b',"usage":null' if chat.includes_usage else b""
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         """The answer in one piece. Raises GrammarBroken."""
@@ -127,7 +130,7 @@ class ChatAnswer:
         deltas = reader.push(delta.text)
         if delta.finish_reason is not None:
             deltas += reader.finish(delta.finish_reason)
-        if not deltas and (delta.logprobs or (self._chat.return_token_ids and delta.token_ids)):
+        if not deltas and (delta.logprobs or (self._with_token_ids and delta.token_ids)):
             deltas = [{"content": ""} if reader.is_plain else {}]
         frames = []
         for number, added in enumerate(deltas):
@@ -174,13 +177,11 @@ class ChatAnswer:
     ) -> bytes:
         """One chunk of one choice, from parts that are JSON already; `gained` are its tokens."""
         token_ids = b""
-        if gained is not None and self._chat.return_token_ids:
+        if gained is not None and self._with_token_ids:
             token_ids = b',"token_ids":' + msgspec.json.encode(gained)
-        usage = b""
-        if self._chat.continuous_usage:
+        usage = self._no_usage
+        if self._with_usage:
             usage = b',"usage":' + msgspec.json.encode(usage_body(generation.usage))
-        elif self._chat.includes_usage:
-            usage = b',"usage":null'
         return b"".join(
             (
                 self._head,

@@ -12,14 +12,12 @@ than the tokens of its requests.
 """
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from trunkline.errors import EngineDead, InvalidParameter, TrunklineError
 from trunkline.messages import (
@@ -27,6 +25,7 @@ from trunkline.messages import (
     Call,
     Failed,
     Finished,
+    FromEngine,
     Generate,
     Loading,
     Ready,
@@ -38,6 +37,7 @@ from trunkline.messages import (
 )
 
 HELLO = 0  # call_id of the greeting
+OF_REQUEST = (Tokens, Finished, Failed)
 
 
 class CallFailed(TrunklineError):
@@ -45,14 +45,14 @@ class CallFailed(TrunklineError):
 
 
 class Inbox:
-    """Messages of some requests, kept until they are read."""
+    """Messages of some requests, kept until they are read, by one reader."""
 
     def __init__(self, client: "EngineClient", request_ids: Sequence[str]) -> None:
         self._client = client
         self._running = set(request_ids)
         self._messages: list[Tokens | Finished | Failed] = []
         self._error: TrunklineError | None = None
-        self._arrived = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None  # of the reader, for the next message
 
     async def get(self) -> list[Tokens | Finished | Failed]:
         """All messages that have arrived since the last call, at least one; [] once every request has ended or was closed.
@@ -64,8 +64,8 @@ class Inbox:
                 raise self._error
             if not self._running:
                 return []
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         messages, self._messages = self._messages, []
         return messages
 
@@ -88,13 +88,17 @@ class Inbox:
             self._forget(request_id)
         if error is not None and self._error is None:
             self._error = error
-        self._arrived.set()
+        self._wake()
 
     def _put(self, message: Tokens | Finished | Failed) -> None:
         self._messages.append(message)
         if not isinstance(message, Tokens):
             self._forget(message.request_id)
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
     def _forget(self, request_id: str) -> None:
         self._running.discard(request_id)
@@ -114,19 +118,21 @@ class EngineClient:
         self._inboxes: dict[str, Inbox] = {}
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count(HELLO + 1)
-        self._is_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._context = zmq.asyncio.Context()
+        self._loop = asyncio.get_running_loop()
+        self._is_ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         # No high-water marks: what is under way is bounded by the requests, and a dropped message would hang its request.
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
-        self._reader: asyncio.Task[None] | None = None
+        self._is_reading = False
 
     def start(self) -> None:
         """Greet the engine, which need not be listening yet, and begin to read."""
-        self._reader = asyncio.create_task(self._read(), name="engine messages")
+        self._is_reading = True
+        self._loop.add_reader(self._socket.fileno(), self._read)
         self.send([Call(call_id=HELLO, method="hello")])
 
     async def wait_ready(self) -> Ready:
@@ -147,7 +153,7 @@ class EngineClient:
         inbox = Inbox(self, [request.request_id for request in requests])
         for request in requests:
             self._inboxes[request.request_id] = inbox
-        self._socket.send(frame)
+        self._send(frame)
         return inbox
 
     async def call(self, method: str, **args: Any) -> Any:
@@ -165,7 +171,7 @@ class EngineClient:
     def send(self, messages: Sequence[ToEngine]) -> None:
         """One frame; never blocks. Ignored if the engine is gone."""
         if self.dead is None:
-            self._socket.send(encode(list(messages)))
+            self._send(encode(list(messages)))
 
     def end(self, error: TrunklineError) -> None:
         """Every request under way fails with `error`, and those to come."""
@@ -186,36 +192,52 @@ class EngineClient:
     async def close(self) -> None:
         """Free the socket. Idempotent."""
         self.mark_dead(EngineDead("The engine was shut down."))
-        if self._reader is not None:
-            self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+        self._stop_reading()
         self._socket.close()
         self._context.term()
 
-    async def _read(self) -> None:
+    def _send(self, frame: bytes) -> None:
+        """Without high-water marks it never blocks. What has arrived meanwhile is noticed here: sending takes the signal
+        that would have told of it away (zmq_getsockopt(3), ZMQ_FD)."""
+        self._socket.send(frame, zmq.NOBLOCK)
+        if self._is_reading and self._has_frames():
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Take in all frames that have arrived. The descriptor says only that something may have happened."""
         try:
-            await self._read_frames()
+            while self._is_reading and self._has_frames():
+                for message in decode_from_engine(self._socket.recv(zmq.NOBLOCK)):
+                    self._take(message)
         except msgspec.MsgspecError as error:
+            self._stop_reading()
             self.mark_dead(EngineDead(f"The engine sent a frame that cannot be read: {error}"))
 
-    async def _read_frames(self) -> None:
-        while True:
-            for message in decode_from_engine(await self._socket.recv()):
-                if isinstance(message, Tokens | Finished | Failed):
-                    inbox = self._inboxes.get(message.request_id)
-                    if inbox is not None:  # else aborted a moment ago
-                        inbox._put(message)
-                elif isinstance(message, Reply):
-                    reply = self._calls.get(message.call_id)
-                    if reply is not None and not reply.done():
-                        if message.error is None:
-                            reply.set_result(message.result)
-                        else:
-                            reply.set_exception(CallFailed(message.error))
-                elif isinstance(message, Ready):
-                    self.ready = message
-                    if not self._is_ready.done():
-                        self._is_ready.set_result(message)
-                elif self._on_loading is not None:
-                    self._on_loading(message)
+    def _has_frames(self) -> bool:
+        events = self._socket.get(zmq.EVENTS)
+        assert isinstance(events, int)
+        return bool(events & zmq.POLLIN)
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, OF_REQUEST):
+            inbox = self._inboxes.get(message.request_id)
+            if inbox is not None:  # else aborted a moment ago
+                inbox._put(message)
+        elif isinstance(message, Reply):
+            reply = self._calls.get(message.call_id)
+            if reply is not None and not reply.done():
+                if message.error is None:
+                    reply.set_result(message.result)
+                else:
+                    reply.set_exception(CallFailed(message.error))
+        elif isinstance(message, Ready):
+            self.ready = message
+            if not self._is_ready.done():
+                self._is_ready.set_result(message)
+        elif self._on_loading is not None:
+            self._on_loading(message)

@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from trunkline.api.answer_shapes import TextCompletion
 from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
 from trunkline.api.chat_answer import FINGERPRINT, last_chunk, usage_body
@@ -21,6 +22,7 @@ from trunkline.api.constrained import Constrained
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.generation import Delta, Generation, OutputProcessor
+from trunkline.api.openapi import Route
 from trunkline.api.prompt_logprobs import prompt_logprobs
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import CompletionRequest
@@ -35,7 +37,8 @@ async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
     service: Service = request.app.state.service
     service.check_ready()
-    completion = CompletionRequest.parse(await read_json(request, service.config.max_body_bytes))
+    body = await read_json(request, service.config.max_body_bytes)
+    completion = CompletionRequest.parse(body, strict=service.config.strict_params)
     model = service.served_model(completion.model)
     sampling = completion.sampling(service.sampling_defaults, service.grammar_defaults)
     pin, caller = completion.pin(), caller_of(request)
@@ -269,3 +272,18 @@ def mean_logprob(choice: OutputProcessor) -> float:
 
 def _joined(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {name: first[name] + second[name] for name in first}
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/completions",
+        completions,
+        TextCompletion,
+        (CompletionRequest,),
+        event=TextCompletion,
+        done="[DONE]",
+        generates=True,
+        example={"prompt": "The capital of France is", "max_tokens": 8},
+    ),
+)

@@ -65,6 +65,7 @@ class Detokenizer:
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_between = True  # characters: the decoder waits for no more bytes of one
         self._matcher = StopMatcher(stop) if stop else None
         self._held = ""  # decoded, but may be the start of a stop string
 
@@ -77,29 +78,41 @@ class Detokenizer:
                 break
             self.num_tokens += 1
             if token_id not in self._hidden:
-                texts.append(self._advance(self._utf8.decode(self._token_bytes(token_id))))
+                new = self._decode(self._token_bytes(token_id))
+                texts.append(new if self._matcher is None else self._advance(self._matcher, new))
         return TextDelta("".join(texts), self.stopped, self.num_tokens - start)
 
     def flush(self) -> TextDelta:
         """No more tokens come: give out what was held back, U+FFFD for a character that was cut off."""
         if self.stopped is not None:
             return TextDelta("", self.stopped)
-        text = self._advance(self._utf8.decode(b"", final=True))
+        text = self._utf8.decode(b"", final=True)
+        if self._matcher is not None:
+            text = self._advance(self._matcher, text)
         if self.stopped is None:
             text, self._held = text + self._held, ""
         return TextDelta(text, self.stopped)
 
-    def _advance(self, new: str) -> str:
+    def _decode(self, data: bytes) -> str:
+        """More bytes of the text; the characters that are whole. Nearly every token is whole characters: they are decoded at once."""
+        if self._is_between:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._utf8.decode(data)
+        self._is_between = not self._utf8.getstate()[0]
+        return text
+
+    def _advance(self, matcher: "StopMatcher", new: str) -> str:
         """Append decoded text; return what has become certain."""
-        if self._matcher is None:
-            return new
         text = self._held + new
         for end, character in enumerate(new, start=len(self._held) + 1):
-            stop = self._matcher.advance(character)
+            stop = matcher.advance(character)
             if stop is not None and self.num_tokens > self._min_tokens:
                 self.stopped, self._held = stop, ""
                 return text[:end] if self._include_stop else text[: end - len(stop)]
-        certain = len(text) - self._matcher.pending
+        certain = len(text) - matcher.pending
         self._held = text[certain:]
         return text[:certain]
 

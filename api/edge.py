@@ -11,15 +11,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from trunkline import logs
+from trunkline.api import request_log
 from trunkline.api.errors import InternalError, Unauthorized, error_response
 from trunkline.api.metrics import Metrics
-from trunkline.api.tenants import Caller, Keys
-from trunkline.errors import RequestError
+from trunkline.api.request_log import Record
+from trunkline.api.tenants import TENANT_SHOWN, Caller, Keys
+from trunkline.api.tracing import Tracing
+from trunkline.errors import RequestError, shown
 
 logger = logging.getLogger("trunkline.api")
 
 # What lies there needs the key; /health, /metrics, /version and the docs do not, as in vLLM.
-PROTECTED = ("/v1", "/tokenize", "/detokenize")
+PROTECTED = ("/v1", "/v2", "/tokenize", "/detokenize", "/rerank", "/score")
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into a header and into the log
 
 
@@ -30,50 +34,76 @@ class Edge:
     key        wanted for everything under PROTECTED, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before
                the body is read. Whose it is, a Caller, goes into `request.state.caller`
     headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer
+    record     what becomes of the request is gathered in `request.state.record`; of those under PROTECTED it becomes a line
+               of the log, and the span of a trace, once the answer is sent
     bugs       500 in the envelope, traceback in the log
+
+    tracing        None: there are no traces
+    logs_requests  False: no such lines
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Keys, metrics: Metrics, tracing: Tracing | None = None, logs_requests: bool = True
+    ) -> None:
         self._app = app
         self._keys = keys
         self._metrics = metrics
+        self._tracing = tracing
+        self._logs_requests = logs_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        record = Record(request_id)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["record"] = request_id, record
         _tidy_path(scope)
-        answering = False
+        is_told = _is_protected(scope["path"])
+        token = logs.request_id.set(request_id)
+        span = self._tracing.begin(headers, record) if self._tracing is not None and _is_traced(scope) else None
+        try:
+            await self._answer(scope, receive, send, headers, record)
+        finally:
+            route = getattr(scope.get("route"), "path", "")
+            if is_told and self._logs_requests:
+                request_log.log(record, route)
+            if self._tracing is not None and span is not None:
+                self._tracing.end(span, record, method=scope["method"], route=route)
+            logs.request_id.reset(token)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: Record) -> None:
         async def send_with_headers(message: Message) -> None:
-            nonlocal answering
             if message["type"] == "http.response.start":
-                answering = True
+                record.status = message["status"]
                 answer = MutableHeaders(scope=message)
-                answer["x-request-id"] = request_id
-                answer["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - started)))
+                answer["x-request-id"] = record.request_id
+                answer["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.arrived)))
             await send(message)
 
         caller = self._keys.caller(_key(headers))
         if caller is None and _is_protected(scope["path"]):
             self._metrics.request_failures.labels(Unauthorized.code).inc()
-            await error_response(_unauthorized(headers))(scope, receive, send_with_headers)
+            refusal = _unauthorized(headers)
+            record.fail(refusal)
+            await error_response(refusal)(scope, receive, send_with_headers)
             return
         scope["state"]["caller"] = caller
+        record.tenant = caller.tenant[:TENANT_SHOWN] if caller is not None else ""
         try:
             await self._app(scope, receive, send_with_headers)
         except Exception:
-            logger.exception("Request %s to %s failed.", request_id, scope["path"])
-            if answering:
+            logger.exception("A request to %s failed.", shown(scope["path"]))
+            bug = InternalError(record.request_id)
+            record.fail(bug)
+            if record.status is not None:
                 raise  # the server closes the connection: what was sent cannot be taken back
-            self._metrics.request_failures.labels(InternalError.code).inc()
-            await error_response(InternalError(request_id))(scope, receive, send_with_headers)
+            self._metrics.request_failures.labels(bug.code).inc()
+            await error_response(bug)(scope, receive, send_with_headers)
 
 
 def caller_of(request: Request) -> Caller:
@@ -84,6 +114,11 @@ def caller_of(request: Request) -> Caller:
 
 def _is_protected(path: str) -> bool:
     return any(path == protected or path.startswith(protected + "/") for protected in PROTECTED)
+
+
+def _is_traced(scope: Scope) -> bool:
+    """What may generate; looking at the cache is not."""
+    return scope["method"] == "POST" and _is_protected(scope["path"])
 
 
 def _key(headers: Headers) -> str:

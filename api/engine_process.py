@@ -25,6 +25,7 @@ from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError, StartupError
 from trunkline.messages import Startup
 
+ENGINE = "trunkline.scheduler.process"  # the module that is run; a benchmark of this process alone runs another
 STOP_SECONDS = 5.0  # for the engine to exit by itself once its stdin is closed, then again after SIGTERM
 NUM_LAST_LINES = 20
 
@@ -62,7 +63,7 @@ class EngineProcess:
         self.address = f"ipc://{socket_path}"
         self._process = subprocess.Popen(
             # -P: no module of the current folder can take the place of a library's.
-            [sys.executable, "-P", "-m", "trunkline.scheduler.process"],
+            [sys.executable, "-P", "-m", ENGINE],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": _python_path()},

@@ -16,6 +16,21 @@ from trunkline.errors import EngineDead, RequestError, TrunklineError
 RETRY_AFTER = "1"  # seconds; sent with every 503 that knows no better
 
 
+class ErrorDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What went wrong. `param` is the parameter to blame, if one is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of every answer that is no success; in a stream, its last event."""
+
+    error: ErrorDetails
+
+
 class Unauthorized(RequestError):
     """No key, or a wrong one."""
 
@@ -89,6 +104,7 @@ def on_http_exception(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another HTTP method")
         told = RequestError(f"Not allowed: {where}. Use {allowed}.", code="method_not_supported")
     told.status = error.status_code
+    request.state.record.fail(told)
     response = error_response(told)
     response.headers.update(error.headers or {})
     return response

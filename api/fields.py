@@ -1,13 +1,14 @@
 """Fields of a body that are wrong, unknown or not supported: the errors that name them, and one line of the log.
 
-read_fields         the same of a request whose other fields are ignored, unless they look like typos of constraints
+read_fields         of a request whose other fields are ignored, unless they look like typos of constraints or --strict-params
 refuse_unsupported  they would change the answer, but we cannot honour them: never silent
 validated           a body of the right types, or what pydantic found, in a sentence
-warn_of_unknown     they are ignored, and that is said once
+treat_unknown       they are ignored, and that is said once; or refused
 
 Knows no endpoint.
 """
 
+import difflib
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -15,8 +16,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trunkline.api.body import LONGEST_PATH
-from trunkline.api.response_format import UNKNOWN_NAME, refuse_misspelt
-from trunkline.errors import InvalidParameter
+from trunkline.api.response_format import ALIKE, LONGEST_ALIKE, UNKNOWN_NAME, refuse_misspelt
+from trunkline.errors import LONGEST_SHOWN, InvalidParameter, shown
 from trunkline.sampling import INT32_MAX
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -35,15 +36,16 @@ _WHY_NOT = {
 _REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
 
 
-def read_fields(model: type[Model], body: dict[str, Any], *, others: Iterable[str] = ()) -> Model:
-    """`validated`; what `model` doesn't know, nor `others` hold, is ignored, and named in the log.
+def read_fields(model: type[Model], body: dict[str, Any], *, others: Iterable[str] = (), strict: bool = False) -> Model:
+    """`validated`; what `model` doesn't know, nor `others` hold, is ignored and named in the log, or if `strict` refused.
 
     Raises InvalidParameter, also for an unknown field that looks like a constraint.
     """
     parsed = validated(model, body)
-    unknown = body.keys() - model.model_fields.keys() - set(others)
-    refuse_misspelt(body, unknown)
-    warn_of_unknown(unknown)
+    known = model.model_fields.keys() | set(others)
+    if unknown := body.keys() - known:
+        refuse_misspelt(body, unknown)
+        treat_unknown(unknown, known, strict=strict)
     return parsed
 
 
@@ -66,7 +68,7 @@ def _unsupported(param: str, seen: Any, harmless: tuple[Any, ...]) -> InvalidPar
     if (successor := _REPLACED_BY.get(param)) is not None:
         error = InvalidParameter(f"'{param}' is no longer supported; send '{successor}' instead.", param=param)
     else:
-        allowed = "nothing" + "".join(f", or {value!r}" for value in harmless if value is not None)
+        allowed = "nothing" + "".join(f", or {shown(value)}" for value in harmless if value is not None)
         error = InvalidParameter.of(param, seen, f"{allowed}: {_WHY_NOT.get(param, _NOT_YET)}")
     error.code = "unsupported_value"
     return error
@@ -91,13 +93,34 @@ def is_chat(body: dict[str, Any]) -> bool:
     return "messages" in body
 
 
-def warn_of_unknown(keys: set[str]) -> None:
-    """Log the names of fields that are ignored, each once. Whatever a body holds, the log and what is remembered stay small."""
-    new = sorted({key[:LONGEST_PATH] for key in keys} - _warned_keys)
+def treat_unknown(unknown: Iterable[str], known: Iterable[str], *, strict: bool = False) -> None:
+    """Log the names of fields that are ignored, each once. Whatever a body holds, the log and what is remembered stay small.
+
+    strict  raise InvalidParameter for the first of them instead
+    """
+    names = sorted({key[:LONGEST_PATH] for key in unknown})
+    if strict and names:
+        meant = _nearest(names[0], known)
+        advice = f"did you mean '{meant}'?" if meant else "leave it out: --strict-params is on."
+        raise InvalidParameter(f"{shown(names[0])} is not known; {advice}", param=names[0][:LONGEST_SHOWN])
+    new = [name for name in names if name not in _warned_keys]
     if new and len(_warned_keys) < MAX_WARNED_KEYS:
         _warned_keys.update(new[: MAX_WARNED_KEYS - len(_warned_keys)])
         more = f" and {len(new) - MAX_SHOWN_KEYS} more" if len(new) > MAX_SHOWN_KEYS else ""
-        logger.warning("Ignored unknown request fields: %s%s", ", ".join(map(repr, new[:MAX_SHOWN_KEYS])), more)
+        named = ", ".join(_with_advice(name, known) for name in new[:MAX_SHOWN_KEYS])
+        logger.warning("Ignored unknown request fields: %s%s", named, more)
+
+
+def _with_advice(name: str, known: Iterable[str]) -> str:
+    meant = _nearest(name, known)
+    return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str | None:
+    """The field that was meant, if it is spelt much alike."""
+    if len(name) > LONGEST_ALIKE:
+        return None
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)), None)
 
 
 def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:

@@ -58,6 +58,9 @@ class Observer(Protocol):
     def tokens(self, index: int, num: int) -> None:
         """Continuation `index` got so many new tokens at once."""
 
+    def compiled(self, seconds: float) -> None:
+        """A continuation's grammar was compiled, in so long; told before its first token, and not of one that was known."""
+
     def first_token(self, queue_seconds: float, prefill_seconds: float) -> None:
         """A continuation got its first token, so long after it arrived in the engine and was admitted there."""
 
@@ -110,6 +113,7 @@ class OutputProcessor:
         self.cache_report: CacheReport | None = None  # comes with the first tokens
         self.pinned_tokens = 0
         self.pin_id: int | None = None
+        self.embedding = b""  # float32 little-endian, once it has ended, if it was wanted
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.grammar_backend = ""  # that followed the text, once it has ended
@@ -211,6 +215,7 @@ class OutputProcessor:
         self.cached_tokens = message.cached_tokens
         self.pinned_tokens, self.pin_id = message.pinned_tokens, message.pin_id
         self.grammar_backend, self.closed = message.grammar_backend, message.closed
+        self.embedding = message.embedding
         piece = self._detokenizer.flush()
         self.finish_reason = message.reason
         if piece.stopped is not None:
@@ -252,10 +257,12 @@ class Generation:
         n: int,
         has_pin: bool = False,
         observer: Observer | None = None,
+        sampling: SamplingParams | None = None,
     ) -> None:
         self.choices = list(choices.values())
         self.prompts = prompts
         self.n = n
+        self.sampling = sampling
         self._inbox = inbox
         self._choices = choices  # by the engine's request id
         self._has_pin = has_pin
@@ -288,13 +295,18 @@ class Generation:
         self._inbox.close(error)
 
     @property
+    def is_running(self) -> bool:
+        """False once nothing more comes from the engine, even if not all that came is read."""
+        return self._inbox.is_running
+
+    @property
     def request_ids(self) -> Collection[str]:
         """The engine's, one per choice."""
         return self._choices.keys()
 
     def cancel(self, error: TrunklineError) -> bool:
         """Abort what still runs, and let whoever is iterating have the error. False: nothing runs any more."""
-        if not self._inbox.is_running:
+        if not self.is_running:
             return False
         self.close(error)
         return True
@@ -326,13 +338,16 @@ class Generation:
 
     def _take(self, messages: list[FromRequest]) -> list[Delta]:
         deltas = []
+        observer = self._observer
         for message in messages:
             choice = self._choices[message.request_id]
             # Without tokens it only says that the prompt was computed.
-            if isinstance(message, Tokens) and message.token_ids and self._observer is not None and not choice.finished:
-                self._observer.tokens(choice.index, len(message.token_ids))
+            if observer is not None and isinstance(message, Tokens) and message.token_ids and not choice.finished:
+                observer.tokens(choice.index, len(message.token_ids))
+                if message.grammar_seconds is not None:
+                    observer.compiled(message.grammar_seconds)
                 if message.queue_seconds is not None and message.prefill_seconds is not None:
-                    self._observer.first_token(message.queue_seconds, message.prefill_seconds)
+                    observer.first_token(message.queue_seconds, message.prefill_seconds)
             delta = choice.push(message)
             if delta is None:
                 continue
@@ -340,6 +355,6 @@ class Generation:
             if choice.finish_reason is not None:
                 # Where a stop string was found; otherwise the engine has ended it already.
                 self._inbox.abort(message.request_id)
-                if self._observer is not None:
-                    self._observer.finished(choice.finish_reason)
+                if observer is not None:
+                    observer.finished(choice.finish_reason)
         return deltas

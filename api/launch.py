@@ -5,7 +5,8 @@
                                Nothing heavy is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
-5  print what a user needs     then log one line about the chat template (template_lint.py), one about tool calls (dialect.py)
+5  print what a user needs     then log what may disappoint (advice.py), one line about the chat template (template_lint.py),
+                               one about tool calls (dialect.py)
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
    or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 4
 """
@@ -14,6 +15,7 @@ import asyncio
 import collections
 import contextlib
 import errno
+import gc
 import ipaddress
 import logging
 import signal
@@ -24,8 +26,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from trunkline import __version__, logs
+from trunkline.api.advice import advise
 from trunkline.config import ApiConfig, EngineConfig, ServeConfig
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, shown
 from trunkline.messages import RANK_LOST, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
 
@@ -75,6 +78,8 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error.strerror}.") from None
+    except UnicodeError:  # too long, or half a surrogate pair
+        raise ConfigError(f"--host is {shown(host)}, which cannot be the name of a machine.") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -102,8 +107,9 @@ def exposure(config: ApiConfig, address: str) -> str | None:
     return f"Without --api-key, whoever reaches {address} can use this server, and can read at /v1/cache what others have sent."
 
 
-def summary(config: EngineConfig, name: str, ready: Ready, url: str) -> str:
-    """What a user needs to know once, of a server that is ready."""
+def summary(config: EngineConfig, name: str, ready: Ready, url: str, *, dashboard: bool = True) -> str:
+    """What a user needs to know once, of a server that is ready. dashboard: there is one."""
+    pages_to_open = (f"dashboard: {url}/, " if dashboard else "") + f"docs: {url}/docs, metrics: {url}/metrics"
     num_tokens = ready.num_pages * ready.page_size
     pages = f"{ready.num_pages:,} pages of {ready.page_size}"
     caching = "on" if config.cache.enable_prefix_caching else "off"
@@ -115,7 +121,7 @@ def summary(config: EngineConfig, name: str, ready: Ready, url: str) -> str:
             *(f"Behind it, {tier}" for tier in ready.tiers),
             f"Maximum concurrency for {ready.max_model_len:,} tokens per request: {num_tokens / ready.max_model_len:.2f}x",
             f"At most {in_a_step}, scheduling policy {config.scheduler.policy}",
-            f"Ready: {url}/v1 (docs: {url}/docs, metrics: {url}/metrics)",
+            f"Ready: {url}/v1 ({pages_to_open})",
         )
     )
 
@@ -148,6 +154,8 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
         await llm.shutdown()
         http.should_exit = True
         await serving
+        if service.tracing is not None:
+            service.tracing.close()
 
 
 async def _run_engine(service: "Service", name: str, url: str) -> int:
@@ -155,16 +163,24 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
     restarts: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
     while await _start_engine(service, name):
         assert service.llm.ready is not None and service.llm.process is not None
-        _say(summary(service.llm.config, name, service.llm.ready, url), service.config)
+        service.restarting = False
+        told = summary(service.llm.config, name, service.llm.ready, url, dashboard=service.config.dashboard)
+        _say(told, service.config)
         if not restarts:
+            quantization = service.llm.checkpoint.config.quantization
+            for level, sentence in advise(service.llm.config, service.llm.ready, quantization):
+                logger.log(level, "%s", sentence)
             _log_template_lint(service.llm)
             _log_dialect(service)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections, in which no stream moves, need not look at it
         dead, now = await service.llm.wait_dead(), time.monotonic()
         is_worn_out = len(restarts) == MAX_RESTARTS and now - restarts[0] < RESTART_SECONDS
         if service.llm.process.exit_code != RANK_LOST or is_worn_out:
             _say(f"{dead} The server stops.", service.config, is_error=True)
             return 1
         restarts.append(now)
+        service.restarting = True
         _say(f"{dead} It is started again.", service.config, is_error=True)
         await service.llm.shutdown()
         service.loading = Loading(done=0, total=0)

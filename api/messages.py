@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from trunkline.api.answer_shapes import AnthropicError, Message, MessageEvent
 from trunkline.api.body import read_json
 from trunkline.api.chat import start_chat
 from trunkline.api.edge import caller_of
@@ -28,7 +29,8 @@ async def messages(request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     service.check_ready()
-    body = MessagesRequest.parse(await read_json(request, service.config.max_body_bytes))
+    given = await read_json(request, service.config.max_body_bytes)
+    body = MessagesRequest.parse(given, strict=service.config.strict_params)
     chat, origins = body.chat(can_think=service.dialect.reasoning is not None)
     answer_id = f"msg_{uuid.uuid4().hex}"
     try:
@@ -54,7 +56,8 @@ async def count_tokens(request: Request) -> Response:
     """How long the prompt of a conversation is."""
     service: Service = request.app.state.service
     service.check_ready()
-    body = CountTokensRequest.parse(await read_json(request, service.config.max_body_bytes))
+    given = await read_json(request, service.config.max_body_bytes)
+    body = CountTokensRequest.parse(given, strict=service.config.strict_params)
     service.served_model(body.model)
     chat, origins = body.chat(can_think=service.dialect.reasoning is not None)
     try:
@@ -64,4 +67,26 @@ async def count_tokens(request: Request) -> Response:
     return json_response(TokenCount(input_tokens=len(prompt.token_ids)))
 
 
-ROUTES = (Route("POST", f"{PATH}/count_tokens", count_tokens, TokenCount, (CountTokensRequest,)),)
+_EXAMPLE = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+ROUTES = (
+    Route(
+        "POST",
+        PATH,
+        messages,
+        Message,
+        (MessagesRequest,),
+        event=MessageEvent,
+        errors=(AnthropicError,),
+        generates=True,
+        example={**_EXAMPLE, "max_tokens": 32},
+    ),
+    Route(
+        "POST",
+        f"{PATH}/count_tokens",
+        count_tokens,
+        TokenCount,
+        (CountTokensRequest,),
+        errors=(AnthropicError,),
+        example=_EXAMPLE,
+    ),
+)

@@ -15,7 +15,7 @@ from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl
 from trunkline.api.fields import read_fields, refuse_unsupported
 from trunkline.api.messages_conversation import Content, Conversation
-from trunkline.api.protocol import MAX_MESSAGES, ChatRequest
+from trunkline.api.protocol import MAX_MESSAGES, ChatRequest, told
 from trunkline.api.reasoning import SWITCHES
 from trunkline.api.response_format import Closed, ConstraintFields, Schema
 from trunkline.errors import InvalidParameter, RequestError
@@ -106,13 +106,16 @@ class CountTokensRequest(BaseModel):
     _passed_on: ClassVar[tuple[str, ...]] = ("model", "chat_template_kwargs")
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
-        """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported."""
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
+        """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported.
+
+        strict  also for a field that nobody knows
+        """
         refuse_unsupported(body, cls.unsupported)
         messages = body.get("messages")
         if isinstance(messages, list) and not 0 < len(messages) <= MAX_MESSAGES:
             raise InvalidParameter.of("messages", f"{len(messages)} messages", f"1 to {MAX_MESSAGES}")
-        return read_fields(cls, body, others=cls.unsupported.keys())
+        return read_fields(cls, body, others=cls.unsupported.keys(), strict=strict)
 
     def chat(self, *, can_think: bool) -> Translated:
         """The same as a chat.
@@ -177,9 +180,9 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)]
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: Annotated[float | None, told(0, 2)] = None
+    top_p: Annotated[float | None, told(0, 1)] = None
+    top_k: Annotated[int | None, told(-1, INT32_MAX)] = None
 
     # Anthropic's, without effect on the answer
     metadata: dict[str, Any] | None = None

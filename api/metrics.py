@@ -1,9 +1,15 @@
 """GET /metrics, in Prometheus' text format: what this process saw of its requests, and what the engine counts.
 
-Names and units are those of DESIGN.md §8, under the prefix `trunkline:`.
+trunkline:…                   requests as this process saw them, and all that the engine told in its reply to the call "stats"
+process_…                     this process: CPU, memory, files, as every Python program tells them
+trunkline:engine_process_…    the same of the engine process
+
+Every label has a bounded set of values, and those that can be foretold are there from the start, at 0: Prometheus does not see
+the first step of a counter that appears with it. Names, kinds and labels are listed in docs/operating.md.
 """
 
 import collections
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,9 +17,12 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from trunkline.api.generation import Generation
+from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.errors import TrunklineError
 
 PREFIX = "trunkline:"
@@ -24,6 +33,13 @@ DEVICE = "device"  # the first tier of the cache
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+FINISHED_REASONS = ("stop", "length", "abort")
+# What a server answers that cannot serve, or not now; all other codes are about what somebody sent.
+SERVER_FAILURES = (
+    *("internal_error", "engine_dead", "grammar_broken"),  # something is wrong with it
+    *("model_loading", "shutting_down", "rate_limit_exceeded", "grammar_overloaded"),  # come again later
+)
 
 disable_created_metrics()  # one `…_created` line for every counter, which no dashboard reads
 
@@ -67,35 +83,55 @@ class Metrics:
             ["backend"],
             registry=self.registry,
         )
+        for reason in FINISHED_REASONS:
+            self.request_success.labels(reason)
+        for code in SERVER_FAILURES:
+            self.request_failures.labels(code)
+        for backend in GRAMMAR_BACKENDS[1:]:  # without "auto": it is known who wrote a text
+            self.grammar_postcheck_failures.labels(backend)
+        ProcessCollector(registry=self.registry)
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(PREFIX + name, documentation, ["model_name"], buckets=buckets, registry=self.registry)
         return family.labels(self.model_name)
 
-    def render(self, engine: dict[str, Any] | None) -> bytes:
-        """The page. `engine` is its reply to the call "stats"; None while it cannot answer."""
+    def render(self, engine: dict[str, Any] | None, *, is_ready: bool = True, engine_pid: int | None = None) -> bytes:
+        """The page.
+
+        engine      its reply to the call "stats"; None while it cannot answer
+        is_ready    requests are taken, as /health says
+        engine_pid  of its process; None: there is none
+        """
         registry = CollectorRegistry()
-        registry.register(_RefusalCollector(self.grammar_refused, engine or {}))
+        registry.register(_ApiCollector(self, engine or {}, is_ready))
         if engine is not None:
             registry.register(_EngineCollector(engine, self.model_name))
+        if engine_pid is not None:
+            ProcessCollector(PREFIX + "engine", lambda: engine_pid, registry=registry)
         return generate_latest(self.registry) + generate_latest(registry)
 
 
 class RequestObserver:
-    """Times one request, from its making on (api.generation.Observer)."""
+    """Times one request (api.generation.Observer).
+
+    arrived  when its time began, on time.perf_counter: as this is made, unless somebody knows better
+    """
 
     def __init__(self, metrics: Metrics) -> None:
+        self.arrived = time.perf_counter()
         self._metrics = metrics
-        self._arrived = time.perf_counter()
         self._newest: dict[int, float] = {}  # choice -> when its newest token came
 
     def opened(self, generation: Generation) -> None:
-        """Its time began when it was made."""
+        """Its time began before."""
+
+    def compiled(self, seconds: float) -> None:
+        """The engine counts compilations itself."""
 
     def tokens(self, index: int, num: int) -> None:
         now = time.perf_counter()
         if not self._newest:
-            self._metrics.time_to_first_token.observe(now - self._arrived)
+            self._metrics.time_to_first_token.observe(now - self.arrived)
         if index in self._newest:
             for _ in range(num):
                 self._metrics.inter_token_latency.observe((now - self._newest[index]) / num)
@@ -108,7 +144,7 @@ class RequestObserver:
     def finished(self, reason: str) -> None:
         self._metrics.request_success.labels(reason).inc()
         if reason != "abort":
-            self._metrics.e2e_request_latency.observe(time.perf_counter() - self._arrived)
+            self._metrics.e2e_request_latency.observe(time.perf_counter() - self.arrived)
 
     def closed(self, generation: Generation, error: TrunklineError | None) -> None:
         """Failures are counted where they are answered."""
@@ -142,15 +178,22 @@ MAX_VALUES = 16  # of one label; what comes after them counts as OTHER, so that 
 OTHER = "other"
 
 
-class _RefusalCollector(Collector):
-    """What was refused for its grammar: by this process, which reads schemas, and by the engine, which compiles them."""
+class _ApiCollector(Collector):
+    """What is there while the engine is not, too."""
 
-    def __init__(self, here: Mapping[str, int], stats: dict[str, Any]) -> None:
+    def __init__(self, metrics: Metrics, stats: dict[str, Any], is_ready: bool) -> None:
+        self._model_name = metrics.model_name
+        self._is_ready = is_ready
+        # By this process, which reads schemas, and by the engine, which compiles them.
+        here: Mapping[str, int] = metrics.grammar_refused
         there: dict[str, int] = stats.get("grammar_refused_total", {})
-        self._numbers: dict[str, float] = {name: here.get(name, 0) + there.get(name, 0) for name in {**here, **there}}
+        names = dict.fromkeys((*GRAMMAR_BACKENDS, *here, *there))
+        self._refused: dict[str, float] = {name: here.get(name, 0) + there.get(name, 0) for name in names}
 
     def collect(self) -> Iterator[Metric]:
-        yield _counter("grammar_refused_total", "Grammars refused, by backend.", "backend", self._numbers)
+        ready = {self._model_name: float(self._is_ready)}
+        yield _gauge("engine_ready", "1 while requests are taken, else 0, as /health says.", "model_name", ready)
+        yield _counter("grammar_refused_total", "Grammars refused, by backend.", "backend", self._refused)
 
 
 class _EngineCollector(Collector):
@@ -194,9 +237,9 @@ class _EngineCollector(Collector):
             ("grammar_mask_seconds", "Filling the mask of one token."),
         ):
             if key in stats:
-                yield _totals_by("backend", key, documentation, stats[key])
-        yield _totals("step_seconds", "Duration of a step.", stats["step_seconds"])
-        yield _totals("step_tokens", "Tokens computed in a step.", stats["step_tokens"])
+                yield _histogram(key, documentation, "backend", stats[key])
+        yield _histogram("step_seconds", "Duration of a step.", "", {"": stats["step_seconds"]})
+        yield _histogram("step_tokens", "Tokens computed in a step.", "", {"": stats["step_tokens"]})
 
 
 def _gauge(name: str, documentation: str, label: str, numbers: dict[str, float]) -> GaugeMetricFamily:
@@ -219,16 +262,12 @@ def _bounded(numbers: dict[str, float]) -> dict[str, float]:
     return {**kept, OTHER: sum(number for _, number in rest)} if rest else kept
 
 
-def _totals(name: str, documentation: str, totals: dict[str, float]) -> HistogramMetricFamily:
-    """A histogram of which only sum and count are known."""
-    family = HistogramMetricFamily(PREFIX + name, documentation)
-    family.add_metric([], buckets=[("+Inf", totals["count"])], sum_value=totals["sum"])
-    return family
-
-
-def _totals_by(label: str, name: str, documentation: str, totals: dict[str, dict[str, float]]) -> HistogramMetricFamily:
-    """The same for each value of a label."""
-    family = HistogramMetricFamily(PREFIX + name, documentation, labels=[label])
-    for value, one in totals.items():
-        family.add_metric([value], buckets=[("+Inf", one["count"])], sum_value=one["sum"])
+def _histogram(name: str, documentation: str, label: str, measured: dict[str, dict[str, Any]]) -> HistogramMetricFamily:
+    """What messages.Totals tell, for each value of a label; of one alone the label is ""."""
+    family = HistogramMetricFamily(PREFIX + name, documentation, labels=[label] if label else [])
+    for value, totals in measured.items():
+        upto = itertools.accumulate(totals["counts"])
+        buckets = [(floatToGoString(bound), number) for bound, number in zip(totals["bounds"], upto, strict=True)]
+        buckets.append(("+Inf", totals["count"]))
+        family.add_metric([value] if label else [], buckets=buckets, sum_value=totals["sum"])
     return family

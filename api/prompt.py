@@ -17,10 +17,11 @@ from typing import Any
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.documents import Layout, Pieces, Placement, TemplateDocuments, lay_out
+from trunkline.api.part_cache import LONG_TEXT
 from trunkline.api.prompt_map import ReadPrompt, source_spans
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.template import ChatTemplate
-from trunkline.async_llm import LONG_TEXT, AsyncLLM
+from trunkline.async_llm import AsyncLLM
 from trunkline.errors import InvalidParameter
 from trunkline.models.tokenizer import Tokenizer
 
@@ -41,7 +42,11 @@ async def read_chat(llm: AsyncLLM, chat: ChatRequest, *, tenant: str, is_sent: b
     longest = chat.longest_prompt(llm.max_tokens_per_request)
     text = render(template, chat)
     token_ids = await llm.encode(
-        text, add_special_tokens=bool(chat.add_special_tokens), what="messages", may_be_cut=longest is not None
+        text,
+        add_special_tokens=bool(chat.add_special_tokens),
+        what="messages",
+        may_be_cut=longest is not None,
+        owner=(tenant, chat.cache_salt or ""),
     )
     spans = partial(source_spans, chat, text, partial(render, template))
     return ReadPrompt(token_ids, llm.tokenizer, text=text, spans=spans, longest=longest)

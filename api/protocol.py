@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
-from trunkline.api.fields import read_fields, refuse_unsupported, token_id
+from trunkline.api.fields import read_fields, refuse_unsupported, token_id, treat_unknown
 from trunkline.api.response_format import ConstraintFields, GrammarDefaults, ToolFields
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX, MAX_LOGPROBS, MAX_N, SamplingParams
@@ -27,12 +27,23 @@ MAX_MESSAGES = 10_000  # of a conversation: each costs microseconds in which no 
 COMPLETION_MAX_TOKENS = 16  # of the completions endpoint, if the caller names none: OpenAI's default
 
 
+# The first wrong element is enough: a body may hold millions.
+Strings = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(fail_fast=True)]
+
+
+def told(low: float, high: float) -> Any:
+    """What the API's document says of a number's range. SamplingParams checks it, in a sentence."""
+    return Field(json_schema_extra={"minimum": low, "maximum": high})
+
+
 class StreamOptions(BaseModel):
     """What a stream reports beside the text."""
 
     model_config = ConfigDict(strict=True)
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # without effect: nothing is padded here
     continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
 
 
@@ -43,22 +54,24 @@ class GenerationRequest(ConstraintFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    n: int | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    n: Annotated[int | None, told(1, MAX_N)] = None
+    max_tokens: Annotated[int | None, told(0, INT32_MAX)] = None
+    temperature: Annotated[float | None, told(0, 2)] = None
+    top_p: Annotated[float | None, told(0, 1)] = None
+    presence_penalty: Annotated[float | None, told(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, told(-2, 2)] = None
     logit_bias: dict[str, float] | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, told(-(2**63), 2**64 - 1)] = None
     stop: str | list[str] | None = None
 
     # vLLM's extensions
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: Annotated[int | None, told(-1, INT32_MAX)] = None
+    min_p: Annotated[float | None, told(0, 1)] = None
+    repetition_penalty: Annotated[float | None, told(0.01, 100)] = None
+    min_tokens: Annotated[int | None, told(0, INT32_MAX)] = None
     stop_token_ids: list[int] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Strings | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -66,12 +79,20 @@ class GenerationRequest(ConstraintFields):
     cache_salt: str | None = None
     priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] | None = None
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: Annotated[int | None, told(-1, INT32_MAX)] = None
+    prompt_logprobs: Annotated[int | None, told(0, MAX_LOGPROBS)] = None
 
     # Ours, and Anthropic's
     cache_report: bool | None = None
     cache_control: CacheControl | None = None
+
+    # vLLM's, without effect on the answer
+    request_id: str | None = None
+    session_id: str | None = None
+    stream_interval: int | None = None
+    watermarking: bool | None = None
+    return_token_offsets: bool | None = None
+    routed_experts_prompt_start: int | None = None
 
     # OpenAI's, without effect on the answer
     user: str | None = None
@@ -86,22 +107,34 @@ class GenerationRequest(ConstraintFields):
     # field -> values that ask for nothing; any other is refused by refuse_unsupported
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "logits_processors": (None, []),
-        "allowed_token_ids": (None, []),
-        "bad_words": (None, []),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
         "return_tokens_as_token_ids": (None, False),
         "spaces_between_special_tokens": (None, True),
         "prompt_embeds": (None,),
-        "mm_processor_kwargs": (None,),
+        "mm_processor_kwargs": (None, {}),
+        "media_io_kwargs": (None, {}),
         "lora_request": (None,),
+        "truncation_side": (None, "left"),
+        "logprob_token_ids": (None, []),
+        "thinking_token_budget": (None, -1),
+        "repetition_detection": (None,),
+        "kv_transfer_params": (None, {}),
+        "ec_transfer_params": (None, {}),
+        "vllm_xargs": (None, {}),
     }
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
-        """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported."""
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
+        """Raises InvalidParameter, naming the parameter, for a wrong type or something unsupported.
+
+        strict  also for a field that nobody knows
+        """
         refuse_unsupported(body, cls.unsupported)
-        parsed = read_fields(cls, body, others=cls.unsupported.keys())
+        parsed = read_fields(cls, body, others=cls.unsupported.keys(), strict=strict)
+        if isinstance(options := body.get("stream_options"), dict):
+            known = {f"stream_options.{name}" for name in StreamOptions.model_fields}
+            treat_unknown({f"stream_options.{name}" for name in options} - known, known, strict=strict)
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         if parsed.prompt_logprobs is not None and parsed.stream:
@@ -121,6 +154,10 @@ class GenerationRequest(ConstraintFields):
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
             given["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            given["allowed_token_ids"] = tuple(self.allowed_token_ids)
+        if self.bad_words is not None:
+            given["bad_words"] = tuple(self.bad_words)
         if self.logit_bias is not None:
             given["logit_bias"] = {token_id(key): bias for key, bias in self.logit_bias.items()}
         given["constraint"] = self.constraint(grammar)
@@ -214,9 +251,9 @@ class ChatRequest(GenerationRequest, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int | None, told(1, INT32_MAX)] = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, told(0, MAX_LOGPROBS)] = None
     verbosity: str | None = None
     reasoning_effort: str | None = None
     prediction: dict[str, Any] | None = None
@@ -245,11 +282,11 @@ class ChatRequest(GenerationRequest, ToolFields):
     }
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
         messages = body.get("messages")
         if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
             raise InvalidParameter.of("messages", f"{len(messages)} messages", f"at most {MAX_MESSAGES}")
-        chat = super().parse(body)
+        chat = super().parse(body, strict=strict)
         if not chat.messages:
             raise InvalidParameter("'messages' is an empty list; it must hold at least one message.", param="messages")
         for index, message in enumerate(chat.messages):
@@ -304,18 +341,13 @@ class ChatRequest(GenerationRequest, ToolFields):
         return own
 
 
-# The first wrong element is enough: a body may hold millions.
-Strings = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=INT32_MAX)]], Field(fail_fast=True)]
-
-
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: str | Strings | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
     echo: bool | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
+    logprobs: Annotated[int | None, told(0, MAX_LOGPROBS)] = None
+    best_of: Annotated[int | None, told(1, MAX_N)] = None
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.unsupported,
@@ -323,8 +355,8 @@ class CompletionRequest(GenerationRequest):
     }
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
-        completion = super().parse(body)
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
+        completion = super().parse(body, strict=strict)
         completion._check_best_of()
         if not completion.prompts():
             raise InvalidParameter("'prompt' is an empty list; it must hold at least one prompt.", param="prompt")

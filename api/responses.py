@@ -3,6 +3,7 @@
 POST   /v1/responses                   body ──► ResponsesRequest ──► items ──► ChatRequest ──► start_chat ──► events
 GET    /v1/responses/{id}              one that was kept
 DELETE /v1/responses/{id}              no longer
+POST   /v1/responses/{id}/cancel       refused: nothing is made in the background
 GET    /v1/responses/{id}/input_items  what was sent for it
 """
 
@@ -21,7 +22,13 @@ from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.openapi import Route
 from trunkline.api.response_store import ResponseStore
-from trunkline.api.responses_answer import ResponseAnswer, ResponseBody, ResponseStream, response_body
+from trunkline.api.responses_answer import (
+    ResponseAnswer,
+    ResponseBody,
+    ResponseEvent,
+    ResponseStream,
+    response_body,
+)
 from trunkline.api.responses_items import Conversation, Item, Placed, converse, read_input
 from trunkline.api.responses_protocol import ResponsesRequest, in_own_words
 from trunkline.api.service import Service
@@ -56,7 +63,8 @@ async def create_response(request: Request) -> Response:
     """Answer."""
     service: Service = request.app.state.service
     service.check_ready()
-    wanted = ResponsesRequest.parse(await read_json(request, service.config.max_body_bytes))
+    given = await read_json(request, service.config.max_body_bytes)
+    wanted = ResponsesRequest.parse(given, strict=service.config.strict_params)
     owner, response_id = caller_of(request).owner, f"resp_{uuid.uuid4().hex}"
     items = read_input(wanted.input)
     conversation = converse(wanted.instructions, [*_history(service, owner, wanted), *_placed(wanted, items)])
@@ -94,6 +102,19 @@ async def delete_response(request: Request) -> Response:
     response_id = request.path_params["response_id"]
     service.responses.delete(caller_of(request).owner, response_id)
     return json_response(ResponseDeleted(id=response_id))
+
+
+async def cancel_response(request: Request) -> Response:
+    """Refused, as OpenAI refuses it for a response that is not made in the background: none is here."""
+    service: Service = request.app.state.service
+    caller, response_id = caller_of(request), request.path_params["response_id"]
+    if not service.running.holds(response_id, caller):
+        service.responses.get(caller.owner, response_id)  # or it is not found
+    raise InvalidParameter(
+        "Cannot cancel a synchronous response: only those with 'background' true can be, which this server does not make. End the"
+        " stream by closing its connection; or send the id to POST /v1/requests/{id}/cancel while it runs.",
+        param="response_id",
+    )
 
 
 async def list_input_items(request: Request) -> Response:
@@ -188,9 +209,19 @@ def _keep(store: ResponseStore, owner: str, items: list[Item], body: ResponseBod
 
 _ONE = "/v1/responses/{response_id}"
 ROUTES = (
-    Route("POST", "/v1/responses", create_response, ResponseBody, (ResponsesRequest,)),
-    Route("GET", _ONE, get_response, ResponseBody),
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        ResponseBody,
+        (ResponsesRequest,),
+        event=ResponseEvent,
+        generates=True,
+        example={"input": "What is the capital of France?", "max_output_tokens": 32},
+    ),
+    Route("GET", _ONE, get_response, ResponseBody, query=(("stream", "false, the default; it is not streamed again"),)),
     Route("DELETE", _ONE, delete_response, ResponseDeleted),
+    Route("POST", f"{_ONE}/cancel", cancel_response, ResponseBody, statuses=(400,)),
     Route(
         "GET",
         f"{_ONE}/input_items",

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from trunkline.api.answer_shapes import ScoredToken
 from trunkline.api.chat import StartedChat
 from trunkline.api.generation import Generation
 from trunkline.api.responses_items import Item
@@ -70,6 +71,24 @@ class ResponseBody(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool | msgspec.UnsetType | None = msgspec.UNSET
     validation_error: str | msgspec.UnsetType = msgspec.UNSET
     cache_report: Any = msgspec.UNSET
+
+
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An event of a response: which of the fields it has, `type` says."""
+
+    type: str
+    sequence_number: int
+    response: ResponseBody | msgspec.UnsetType = msgspec.UNSET
+    item_id: str | msgspec.UnsetType = msgspec.UNSET
+    output_index: int | msgspec.UnsetType = msgspec.UNSET
+    content_index: int | msgspec.UnsetType = msgspec.UNSET
+    item: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    part: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    delta: str | msgspec.UnsetType = msgspec.UNSET
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+    logprobs: list[ScoredToken] | msgspec.UnsetType = msgspec.UNSET
 
 
 def response_body(

@@ -177,7 +177,7 @@ def _parts(parts: Any, where: str, texts: str = "") -> list[dict[str, Any]]:
         at = f"{where}[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in (*TEXT_PARTS, "refusal"):
-            allowed = "a text part, such as {'type': 'input_text', 'text': …}: this model reads text only"
+            allowed = 'a text part, such as {"type": "input_text", "text": …}: this model reads text only'
             raise _unsupported(at, part, allowed)
         name = "refusal" if kind == "refusal" else "text"
         if not isinstance(part.get(name), str):

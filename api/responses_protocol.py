@@ -10,15 +10,15 @@ What a chat refuses is told in the words of the request: `in_own_words`. Knows n
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
-from trunkline.api.protocol import ChatRequest, GenerationRequest
+from trunkline.api.protocol import ChatRequest, GenerationRequest, told
 from trunkline.api.responses_items import Conversation
 from trunkline.errors import InvalidParameter, RequestError
-from trunkline.sampling import MAX_LOGPROBS
+from trunkline.sampling import INT32_MAX, MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
 # Of these only the first adds anything here: the others are about tools of OpenAI's, and thoughts are not encrypted.
@@ -72,7 +72,7 @@ class ResponsesRequest(GenerationRequest):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int | None, told(1, INT32_MAX)] = None
     max_tool_calls: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -80,9 +80,11 @@ class ResponsesRequest(GenerationRequest):
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int | None, told(0, MAX_LOGPROBS)] = None
     truncation: Literal["auto", "disabled"] | None = None
     moderation: Any = None
+    access_programs: Any = None
+    image: dict[str, Any] | None = None
 
     # vLLM's extensions
     chat_template_kwargs: dict[str, Any] | None = None
@@ -92,6 +94,7 @@ class ResponsesRequest(GenerationRequest):
         **GenerationRequest.unsupported,
         "n": (None, 1),
         "background": (None, False),
+        "background_options": (None, {}),
         "conversation": (None,),
         "prompt": (None,),
         "context_management": (None, []),
@@ -100,13 +103,13 @@ class ResponsesRequest(GenerationRequest):
     }
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
         for name, successor in _MOVED.items():
             if body.get(name) is not None:
                 error = InvalidParameter(f"'{name}' is a parameter of chats; send '{successor}' instead.", param=name)
                 error.code = "unsupported_value"
                 raise error
-        wanted = super().parse(body)
+        wanted = super().parse(body, strict=strict)
         if not wanted.input and not isinstance(wanted.input, str):
             raise InvalidParameter("'input' is an empty list; it must hold at least one item.", param="input")
         for index, name in enumerate(wanted.include or ()):

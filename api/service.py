@@ -12,16 +12,18 @@ from typing import Any
 
 from starlette.requests import Request
 
-from trunkline.api.cancel_route import RunningRequests
 from trunkline.api.dialect import Dialect, check_parsers
 from trunkline.api.metrics import Metrics
+from trunkline.api.request_history import RequestHistory
 from trunkline.api.request_log import LoggedRequest
 from trunkline.api.response_format import GrammarDefaults
 from trunkline.api.response_store import ResponseStore
+from trunkline.api.running_requests import RunningRequests
 from trunkline.api.tenants import Keys
+from trunkline.api.tracing import Tracing
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig
-from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelNotFound, Overloaded, RequestError
+from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelNotFound, Overloaded, RequestError, shown
 from trunkline.messages import Loading
 from trunkline.sampling import SamplingParams
 
@@ -32,10 +34,11 @@ GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pen
 class Service:
     """One served model.
 
-    created  Unix time, seconds: when the server started, as /v1/models reports it
-    loading  how far the weights are read, until the engine is ready
-    looking  held by the one request that looks at the whole tree: a crowd of them would hold up every stream
-    checking held by the one whose grammar is checked, for the same reason
+    created     Unix time, seconds: when the server started, as /v1/models reports it
+    loading     how far the weights are read, until the engine is ready
+    restarting  it was ready once, has lost a rank of the model, and is not ready yet again
+    looking     held by the one request that looks at the whole tree: a crowd of them would hold up every stream
+    checking    held by the one whose grammar is checked, for the same reason
     """
 
     def __init__(self, config: ApiConfig, llm: AsyncLLM) -> None:
@@ -43,14 +46,17 @@ class Service:
         self.llm = llm
         self.created = int(time.time())
         self.loading = Loading(done=0, total=0)
+        self.restarting = False
         self.sampling_defaults: dict[str, Any] = {}
         self.grammar_defaults = GrammarDefaults.of(config)
         check_parsers(config.tool_call_parser, config.reasoning_parser)
+        _check_names(config.served_model_names)
         self._dialect: Dialect | None = None
         self.stopping = False
         self.metrics = Metrics(config.served_model_names[0])
         self.keys = Keys.of(config)
-        self.running = RunningRequests()
+        self.tracing = Tracing.of(config)
+        self.running = RunningRequests(RequestHistory())
         self.responses = ResponseStore(
             max_entries=config.max_stored_responses, max_bytes=config.stored_responses_memory
         )
@@ -63,8 +69,21 @@ class Service:
             raise Overloaded("The server is shutting down.", code="shutting_down")
         if self.llm.client is not None and self.llm.client.dead is not None:
             raise EngineDead(str(self.llm.client.dead))
+        if self.restarting:
+            raise Overloaded(
+                "The engine has lost a process that held a part of the model, and is being started again; try again in a moment."
+            )
         if self.llm.ready is None:
             raise Overloaded("The model is still loading; try again in a moment.")
+
+    @property
+    def is_ready(self) -> bool:
+        """Requests are taken."""
+        try:
+            self.check_ready()
+        except (Overloaded, EngineDead):
+            return False
+        return True
 
     def served_model(self, name: str | None) -> str:
         """The name an answer carries: the request's, or the first served one if it has none, as llama.cpp and vLLM do.
@@ -99,11 +118,23 @@ class Service:
 
     def observe(self, request: Request, answer_id: str) -> LoggedRequest:
         """Metrics and log line of one request, which arrives now, and can be cancelled once it is on its way."""
-        return self.running.observe(self.metrics, request.state.request_id, answer_id, request.state.caller)
+        observer = self.running.observe(self.metrics, request.state.request_id, answer_id, request.state.caller)
+        request.state.record.generates(observer)
+        return observer
 
     def count_failure(self, error: RequestError) -> None:
         """A request was answered with an error."""
         self.metrics.request_failures.labels(error.code or str(error.status)).inc()
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """They go into every answer, the metrics and the log. Raises ConfigError for what cannot, such as half a surrogate pair."""
+    for name in names:
+        if not name or not name.isprintable():
+            raise ConfigError(
+                f"The model would be served as {shown(name)}; allowed is a name of visible characters. Give it one by"
+                " --served-model-name."
+            )
 
 
 def sampling_defaults(generation_config: str, of_checkpoint: Mapping[str, Any]) -> dict[str, Any]:

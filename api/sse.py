@@ -79,17 +79,27 @@ class EventStream(Response):
         self._chunks = chunks
         self._on_error = on_error  # is told what ended the stream
         self._started = False
-        self._idle = True  # nothing was written since the watch last looked
+        self._held = b""  # frames that wait for those after them
+        self._idle = True  # nothing was written since it was last looked
+        self._next_look: asyncio.TimerHandle
+        self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(self._watch(receive, send))
+        watch = asyncio.create_task(_close_on_disconnect(self._generation, receive))
+        self._look_later(send)
         try:
             try:
                 async with contextlib.aclosing(self._chunks):
                     async for frames in self._chunks:
-                        await self._write(send, b"".join(frames))
+                        if self._generation.is_running:
+                            await self._write(send, b"".join(frames))
+                        else:  # all there is has arrived, so that it is written at once
+                            self._held += b"".join(frames)
             finally:
                 watch.cancel()
+                self._next_look.cancel()
+                if self._pinging is not None:
+                    self._pinging.cancel()
                 self._generation.close()
             await self._write(send, self.done, more=False)
         except OSError:  # what a server may raise when the client is gone
@@ -97,42 +107,48 @@ class EventStream(Response):
         except TrunklineError as error:
             await self._fail(as_request_error(error), scope, receive, send)
         except Exception:
-            if not self._started:
+            if not self._has_begun:
                 raise
             request_id = scope["state"]["request_id"]
-            logger.exception("The stream of request %s failed.", request_id)
+            logger.exception("The stream of a request failed.")
             await self._fail(InternalError(request_id), scope, receive, send)
 
     def error_event(self, error: RequestError) -> bytes:
         """What tells of an error that comes after the first chunk."""
         return data(envelope(error))
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._started or bool(self._held)
+
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        body, self._held = self._held + body, b""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         self._idle = False
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
-        """Close the generation when the client goes away; ping while nothing is written."""
-        while True:
-            try:
-                message = await asyncio.wait_for(receive(), PING_SECONDS)
-            except TimeoutError:
-                if self._idle:
-                    with contextlib.suppress(OSError):  # the client is gone: the next message says so
-                        await self._write(send, self.ping)
-                self._idle = True
-                continue
-            if message["type"] == "http.disconnect":
-                self._generation.close()
-                return
+    def _look_later(self, send: Send) -> None:
+        self._next_look = asyncio.get_running_loop().call_later(PING_SECONDS, self._look, send)
+
+    def _look(self, send: Send) -> None:
+        """Ping if nothing was written since the last look."""
+        if self._idle:
+            self._pinging = asyncio.create_task(self._ping(send))
+        self._idle = True
+        self._look_later(send)
+
+    async def _ping(self, send: Send) -> None:
+        with contextlib.suppress(OSError):  # the client is gone, as the next message says
+            await self._write(send, self.ping)
+            self._idle = True
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
         """An ordinary HTTP error if nothing was sent yet; else an error event, and the end without [DONE]."""
         self._on_error(error)
-        if not self._started:
+        scope["state"]["record"].fail(error)
+        if not self._has_begun:
             await error_response(error)(scope, receive, send)
             return
         with contextlib.suppress(OSError):

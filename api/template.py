@@ -60,6 +60,7 @@ class ChatTemplate:
         environment = _Environment(now)
         try:
             self._template = environment.from_string(source)
+            self._globals = dict(self._template.globals)
             self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
@@ -142,7 +143,9 @@ class ChatTemplate:
         room = MAX_PROMPT_CHARACTERS
         _steps.set(_Steps())
         try:
-            for piece in self._template.generate(variables):
+            # As Template.generate, which copies all globals out of a chain of mappings each time.
+            context = self._template.new_context({**self._globals, **variables}, shared=True)
+            for piece in self._template.root_render_func(context):
                 room -= len(piece)
                 if room < 0:
                     raise _TooMuch(f"wrote more than {MAX_PROMPT_CHARACTERS} characters")

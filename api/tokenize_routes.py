@@ -17,7 +17,7 @@ from starlette.responses import Response
 from trunkline.api.body import read_json
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
-from trunkline.api.fields import is_chat, validated, warn_of_unknown
+from trunkline.api.fields import is_chat, treat_unknown, validated
 from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.protocol import ChatRequest, TokenIds
@@ -35,10 +35,10 @@ class _PlainRequest(BaseModel):
     model: str | None = None
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> Self:
+    def parse(cls, body: dict[str, Any], *, strict: bool = False) -> Self:
         """Raises InvalidParameter, naming the parameter."""
         parsed = validated(cls, body)
-        warn_of_unknown(body.keys() - cls.model_fields.keys())
+        treat_unknown(body.keys() - cls.model_fields.keys(), cls.model_fields, strict=strict)
         return parsed
 
 
@@ -90,11 +90,11 @@ async def tokenize(request: Request) -> Response:
     body = await read_json(request, service.config.max_body_bytes)
     asked: TokenizeChatRequest | TokenizeTextRequest
     if is_chat(body):
-        asked = TokenizeChatRequest.parse(body)
+        asked = TokenizeChatRequest.parse(body, strict=service.config.strict_params)
         service.served_model(asked.model)
         token_ids = (await read_chat(service.llm, asked, tenant=caller_of(request).tenant, is_sent=False)).token_ids
     else:
-        asked = TokenizeTextRequest.parse(body)
+        asked = TokenizeTextRequest.parse(body, strict=service.config.strict_params)
         service.served_model(asked.model)
         token_ids = await service.llm.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
     assert service.llm.ready is not None, "it was ready a moment ago"
@@ -113,7 +113,8 @@ async def detokenize(request: Request) -> Response:
     """The text of tokens."""
     service: Service = request.app.state.service
     service.check_ready()
-    asked = DetokenizeRequest.parse(await read_json(request, service.config.max_body_bytes))
+    body = await read_json(request, service.config.max_body_bytes)
+    asked = DetokenizeRequest.parse(body, strict=service.config.strict_params)
     service.served_model(asked.model)
     assert service.llm.ready is not None, "it was ready a moment ago"
     vocab_size = service.llm.ready.vocab_size

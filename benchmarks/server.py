@@ -13,10 +13,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 START_SECONDS = 120
+
+
+class Running(NamedTuple):
+    """A server. `pid` is that of the API process."""
+
+    url: str
+    pid: int
 
 
 @contextlib.contextmanager
@@ -25,8 +33,15 @@ def serve(*flags: str) -> Iterator[str]:
 
     Raises RuntimeError, with the server's last lines, if it does not start.
     """
+    with start("trunkline", *flags) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def start(module: str, *flags: str) -> Iterator[Running]:
+    """The same of `python -m MODULE serve --port 0 …`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "trunkline", "serve", "--host", "127.0.0.1", "--port", "0", *flags],
+        [sys.executable, "-m", module, "serve", "--host", "127.0.0.1", "--port", "0", *flags],
         cwd=ROOT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
@@ -52,7 +67,7 @@ def serve(*flags: str) -> Iterator[str]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("The server did not start. Its last lines:\n" + "".join(lines))
             time.sleep(0.1)
-        yield found[0]
+        yield Running(found[0], process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

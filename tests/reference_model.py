@@ -1,8 +1,11 @@
 """The same checkpoint in `transformers`, in float32: the reference for whole-model tests and benchmarks."""
 
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trunkline.config import ModelSource
@@ -41,6 +44,13 @@ def load_reference(path: str) -> Any:
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
     return model.eval()
+
+
+@torch.inference_mode()
+def hidden_states(path: str | Path, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The hidden states [T, H] of each prompt behind the last norm, in float64 arithmetic."""
+    model = load_reference(str(path)).model.double()
+    return [model(torch.tensor([prompt])).last_hidden_state[0].numpy() for prompt in prompts]
 
 
 @torch.inference_mode()

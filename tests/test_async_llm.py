@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.stub import make_ready
 from tests.tiny import VOCAB_SIZE, tiny_model
 from trunkline import AsyncLLM, Constraint, SamplingParams
 from trunkline.api.client import CallFailed
@@ -18,7 +19,6 @@ from trunkline.config import engine_config
 from trunkline.errors import ConfigError, ContextLengthExceeded, InvalidParameter, ModelError, Overloaded
 from trunkline.grammar.interface import GrammarRefused
 from trunkline.inputs import Prompt
-from trunkline.messages import Ready
 from trunkline.outputs import RequestOutput
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -206,22 +206,11 @@ async def test_unknown_call_is_answered_with_words(llm: AsyncLLM) -> None:
 
 async def test_prompt_longer_than_the_whole_cache_names_the_cache(model: str) -> None:
     llm = AsyncLLM(model)
-    ready = Ready(
-        max_model_len=8192,
-        num_pages=4,
-        page_size=16,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=(),
-        dtype="float16",
-        device="cpu",
-        max_num_seqs=1,
-        max_num_batched_tokens=16,
-    )
-    llm.ready, llm.client = ready, object()  # type: ignore[assignment]
+    llm.ready, llm.client = make_ready(num_pages=4, vocab_size=VOCAB_SIZE), object()  # type: ignore[assignment]
     with pytest.raises(
         ContextLengthExceeded, match=r"context length is 64 tokens.*in 70 tokens.*whole KV cache holds 64"
     ):
-        llm.submit([[5] * 70], GREEDY, request_id="r")
+        llm.check_prompt([5] * 70, GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ MAY_IMPORT = {
     "workers": ("models", "kernels"),
     "grammar": ("models.tokenizer",),
     "scheduler": ("radix", "grammar"),
-    "api": ("models.tokenizer", "models.checkpoint", "grammar", "async_llm"),
-    "trunkline/bench": ("models.tokenizer", "models.checkpoint", "radix"),
+    "api": ("models.tokenizer", "models.checkpoint", "models.pooling", "grammar", "async_llm"),
+    "trunkline/bench": ("models.tokenizer", "models.checkpoint", "radix", "grammar"),
 }
 
 # Single files that may import more, and why.

@@ -34,6 +34,26 @@ def idle(llm: LLM) -> bool:
     return not (stats["running"] or stats["waiting"] or stats["pages"]["lease"] or stats["pages"]["copy"])
 
 
+def test_it_says_what_it_loads(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = str(tiny_model(tmp_path / "tiny"))
+    with caplog.at_level("INFO", "trunkline.llm"), LLM(path, num_pages=8, max_model_len=64, threads=1):
+        pass
+    loading, loaded = (record.message for record in caplog.records if record.name == "trunkline.llm")
+    assert loading == f"Loading tiny from {path}."
+    assert (
+        loaded.startswith("tiny, float16, on cpu (1 thread") and "KV cache 128 tokens, at most 64 a request" in loaded
+    )
+    assert "KV cache" not in capsys.readouterr().err, "nobody sits at a terminal, and nobody asked for a log"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with LLM(path, num_pages=8, max_model_len=64, threads=1):
+        assert "tiny, float16, on cpu (1 thread" in capsys.readouterr().err
+
+
 def test_one_prompt_or_many_as_text_or_token_ids(llm: LLM) -> None:
     texts = ["hello world", "what is it", "hello there"]
     ids = [llm.tokenizer.encode(text) for text in texts]

@@ -1,5 +1,6 @@
 """Log lines: one each, for people or as JSON, whatever a message holds."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.logs import JsonFormatter, TextFormatter, configure, facts
+from trunkline.logs import JsonFormatter, TextFormatter, configure, facts, request_id
 
 FACTS = facts({"id": "cmpl-1", "cached_by_tier": {"device": 48}, "error": None}, short={"id": "cmpl-1", "cached": 48})
 
@@ -51,6 +52,23 @@ def test_json_has_all_facts() -> None:
 @pytest.mark.parametrize("text", ["two\nlines", 'a "quote"', "☃", "half \ud83d of a pair", "\x00"])
 def test_any_message_is_one_line_of_json(text: str) -> None:
     assert as_json(record("%s", text))["message"] == text.replace("\ud83d", "\\ud83d")
+
+
+async def test_what_is_logged_for_a_request_has_its_id() -> None:
+    """In its own task, in those it starts, in threads it asks; and nowhere else."""
+    shown = TextFormatter("api").format
+
+    async def answer(name: str) -> list[str]:
+        request_id.set(name)
+        child = asyncio.create_task(asyncio.to_thread(lambda: shown(record("below"))))
+        return [shown(record("request", **FACTS)), await child, str(as_json(record("so"))["request_id"])]
+
+    first, second = await asyncio.gather(answer("req_1"), answer("req_2"))
+    for lines, name in ((first, "req_1"), (second, "req_2")):
+        assert lines[0].endswith(f" request id=cmpl-1 cached=48 request_id={name}")
+        assert lines[1].endswith(f" below request_id={name}")
+        assert lines[2] == name
+    assert "request_id" not in shown(record("of nobody")) + JsonFormatter().format(record("of nobody"))
 
 
 def test_tracebacks() -> None:

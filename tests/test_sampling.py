@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trunkline import SamplingParams
+from trunkline import Constraint, SamplingParams
 from trunkline.errors import InvalidParameter
 from trunkline.messages import Generate, decode_to_engine, encode
 
@@ -30,6 +30,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("prompt_logprobs", [None, 0, 20], [-1, 21]),
         ("stop", [(), ("a",)], ["a", ("",), (3,), ("a",) * 65, ("a" * 1025,)]),
         ("stop_token_ids", [(), (2,)], [[2], (-1,), (2.0,), (1,) * 1025]),
+        ("allowed_token_ids", [None, (2,), (0, 2**31 - 1)], [(), [2], (-1,), (2.0,), (1,) * 65_537]),
+        ("bad_words", [(), ("a", " b")], ["a", ["a"], ("",), (3,), ("a",) * 1025, ("a" * 1025,)]),
         ("ignore_eos", [True, False], [1, None]),
     ],
 )
@@ -41,6 +43,13 @@ def test_ranges(param: str, allowed: list[Any], refused: list[Any]) -> None:
             SamplingParams(**{param: value})
         assert caught.value.param == param
         assert f"'{param}' is " in caught.value.message and "; allowed is " in caught.value.message
+
+
+@pytest.mark.parametrize(("param", "value"), [("allowed_token_ids", (2,)), ("bad_words", ("a",))])
+def test_lists_of_tokens_and_a_constraint_exclude_each_other(param: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter, match=f"'{param}' is given, and the answer must follow a schema") as caught:
+        SamplingParams(constraint=Constraint(regex="[0-9]+"), **{param: value})
+    assert caught.value.param == param
 
 
 def test_min_tokens_is_at_most_max_tokens() -> None:
@@ -85,3 +94,17 @@ def test_all_of_it_reaches_the_engine() -> None:
     )
     sent = Generate(request_id="r", prompt=b"\x01\x00\x00\x00", sampling=sampling)
     assert decode_to_engine(encode([sent])) == [sent]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("max_token", "SamplingParams has no parameter 'max_token'. Did you mean 'max_tokens'?"),
+        ("stop_strings", "Did you mean 'stop"),
+        ("zzz", "SamplingParams has no parameter 'zzz'. There are n, max_tokens, "),
+    ],
+)
+def test_a_misspelt_parameter_gets_the_nearest(name: str, words: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        SamplingParams(temperature=0, **{name: 5})  # type: ignore[arg-type]
+    assert words in str(refused.value)

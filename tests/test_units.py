@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.errors import ConfigError
-from trunkline.units import format_bytes, parse_bytes
+from trunkline.units import format_bytes, parse_bytes, parse_count
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,34 @@ def test_format(size, text):
 @given(st.integers(1, 2**60))
 def test_what_is_written_can_be_read(size):
     assert parse_bytes(format_bytes(size)) == pytest.approx(size, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4096", 4096),
+        ("0", 0),
+        ("-1", -1),
+        ("32k", 32_000),
+        ("32K", 32_768),
+        ("1m", 10**6),
+        ("1M", 2**20),
+        ("2g", 2 * 10**9),
+        ("2G", 2**31),
+        ("25.6k", 25_600),
+        ("1.5m", 1_500_000),
+        ("1.500k", 1500),
+        (" 8k ", 8000),
+    ],
+)
+def test_counts_are_read_as_vllm_reads_them(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "4kb", "25.6K", "1.5", "1.2345k", "0x10", "1e3", "٣k", "1 k", "1,000"])
+def test_what_is_not_a_count_is_refused_in_a_sentence(text):
+    with pytest.raises(
+        ConfigError, match=r"^is .*; allowed is an integer, such as 4096, or one with a unit: k, m, g "
+    ) as refused:
+        parse_count(text)
+    assert repr(text) in str(refused.value)

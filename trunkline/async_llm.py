@@ -8,18 +8,20 @@ import itertools
 import os
 import time
 from array import array
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import msgspec
 
+from trunkline.api.bad_words import bad_word_ids
 from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.client import EngineClient
 from trunkline.api.constrained import Checks
 from trunkline.api.dialect import Dialect, Found, Plan, look_at
 from trunkline.api.engine_process import EngineProcess
 from trunkline.api.generation import Delta, Generation, Observer, OutputProcessor
+from trunkline.api.part_cache import LONG_TEXT, PartCache
 from trunkline.api.preparing import Preparing
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
@@ -42,6 +44,7 @@ from trunkline.inputs import (
     NOTHING,
     Prompt,
     check_labels,
+    check_writes,
     checked_sampling,
     token_ids_of,
 )
@@ -50,9 +53,6 @@ from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoi
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import RequestOutput
 from trunkline.sampling import SamplingParams
-
-# Longer texts are tokenized in a thread, so that other requests' tokens keep flowing meanwhile.
-LONG_TEXT = 20_000  # characters
 
 
 class AsyncLLM:
@@ -98,6 +98,7 @@ class AsyncLLM:
         self.template: ChatTemplate | None = None
         self._dialect: Dialect
         self._longest_token: int
+        self._parts: PartCache
         self.process: EngineProcess | None = None
         self.client: EngineClient | None = None
         self._template_source = chat_template_source(chat_template) if chat_template else None
@@ -133,6 +134,7 @@ class AsyncLLM:
         self._watcher = asyncio.create_task(self._watch(process, client), name="engine watcher")
         # While the engine imports and reads weights:
         self.tokenizer, self._longest_token = await asyncio.to_thread(_load_tokenizer, self.config.model.path)
+        self._parts = PartCache(self.tokenizer)
         template = self._template_source or self.tokenizer.chat_template
         self.template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
         self._dialect = Dialect.of(self.template, self.tokenizer)
@@ -231,7 +233,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
             tools=tools,
         )
-        token_ids = await self.encode(text, add_special_tokens=False, what="messages")
+        token_ids = await self.encode(text, add_special_tokens=False, what="messages", owner=cache_salt)
         sampling = CHAT_DEFAULT if sampling_params is None else checked_sampling(sampling_params)
         plan = self._dialect.plan(use, response=sampling.constraint, prompt=text)
         sampling = msgspec.structs.replace(sampling, constraint=plan.constraint)
@@ -268,11 +270,18 @@ class AsyncLLM:
         return min(ready.max_model_len, ready.num_pages * ready.page_size)
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, what: str = "prompt", may_be_cut: bool = False
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        what: str = "prompt",
+        may_be_cut: bool = False,
+        owner: Hashable = None,
     ) -> list[int]:
         """Token ids. Text that looks like a special token is one, as in Hugging Face's tokenizers.
 
         may_be_cut  of a text so long that it cannot fit, the beginning is not read: enough is left for all tokens that fit
+        owner       whose text it is: what of it the same owner has sent before is not tokenized again. None: nobody's
 
         Raises InvalidParameter for half a surrogate pair, and ContextLengthExceeded at once for a text so long that it
         cannot fit.
@@ -280,6 +289,8 @@ class AsyncLLM:
         if may_be_cut:
             text = text[-self.max_tokens_per_request * self._longest_token :]
         self.check_num_characters(len(text), what=what)
+        if owner is not None and not add_special_tokens:
+            return await self._parts.encode(text, owner=owner)
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
@@ -311,6 +322,7 @@ class AsyncLLM:
         salt: str = "",
         pin_seconds: float = 0.0,
         pin_tokens: int | None = None,
+        pooling: str = "",
         what: str = "prompt",
         observer: Observer | None = None,
     ) -> Generation:
@@ -321,6 +333,7 @@ class AsyncLLM:
         tenant       whose request: tenants never share cached prefixes
         pin_seconds  keep the prompts in the cache for so long, as far as the tenant's share allows; 0: don't
         pin_tokens   of each prompt, only so many first tokens
+        pooling      one of config.POOLINGS: of each prompt only the embedding is wanted, and `sampling` is inputs.NOTHING
         what         the parameter to name in errors: "prompt" or "messages"
 
         Raises ContextLengthExceeded, InvalidParameter for token ids outside the vocabulary, GrammarRefused, Overloaded,
@@ -331,6 +344,8 @@ class AsyncLLM:
         if grammar is None and sampling.constraint is not None:
             grammar = self._prepared.prepare(sampling.constraint.fitting(self.tokenizer.is_special)).grammar
         sampling.check_vocabulary(ready.vocab_size)
+        check_writes(self.checkpoint.config.has_head, sampling)
+        bad_words = bad_word_ids(self.tokenizer, sampling.bad_words)
         continuations = sampling.continuations()
         requests: list[Generate] = []
         choices: dict[str, OutputProcessor] = {}
@@ -353,7 +368,8 @@ class AsyncLLM:
                         request_id=name,
                         prompt=array("i", prompt).tobytes(),
                         # Neither text nor what it must follow are the engine's business: it gets a grammar.
-                        sampling=msgspec.structs.replace(params, stop=(), constraint=None),
+                        sampling=params.changed(stop=(), constraint=None, bad_words=()),
+                        bad_words=bad_words,
                         grammar=grammar,
                         priority=priority,
                         tenant=tenant,
@@ -361,6 +377,7 @@ class AsyncLLM:
                         group=group,
                         pin_seconds=pin_seconds if len(requests) % sampling.n == 0 else 0.0,  # once for each prompt
                         pin_tokens=pin_tokens,
+                        pooling=pooling,
                         arrival=arrival,
                     )
                 )
@@ -371,6 +388,7 @@ class AsyncLLM:
             n=sampling.n,
             has_pin=pin_seconds > 0,
             observer=observer,
+            sampling=sampling,
         )
 
     def check_prompt(self, prompt: Sequence[int], sampling: SamplingParams, *, what: str = "prompt") -> None:

@@ -18,8 +18,10 @@ GRAMMAR_BACKENDS = ("auto", "llguidance", "xgrammar", "outlines")
 GRAMMAR_BACKEND_ALIASES = {"guidance": "llguidance"}  # vLLM's names -> ours
 UNSUPPORTED_POLICIES = ("error", "validate")
 MAX_SPECULATIVE_TOKENS = 64
+POOLINGS = ("mean", "last")  # how the hidden states of a text become one: their mean, or that of its last token
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's names -> ours
 DEVICES = ("auto", "cpu", "cuda")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
@@ -110,9 +112,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None  # path of a Jinja file, or the template itself; None: the model's own
     tool_call_parser: str = "auto"  # how the model writes tool calls: a dialect; "auto": what its template teaches
     reasoning_parser: str = "none"  # how it writes its thoughts: a family of models; "none": they stay in the text
+    pooling: str = "auto"  # what embeddings are made of: one of POOLINGS; auto: what the checkpoint says
     generation_config: str = "auto"  # whose sampling defaults: the checkpoint's ("auto"), ours ("vllm"), or a folder's
     max_body_bytes: int = 32 * 2**20
+    dashboard: bool = True  # the page at / and what it is fed with
+    strict_params: bool = False  # True: a field that nobody knows is refused, not ignored
     log_format: str = "text"  # one of LOG_FORMATS; of all processes
+    enable_log_requests: bool = True  # a line of the log for each that generates, or is refused
+    otlp_endpoint: str | None = None  # URL of a collector of traces; None: there are none
     grammar_backend: str = "auto"  # one of GRAMMAR_BACKENDS, of requests that name none
     grammar_unsupported: str = "error"  # one of UNSUPPORTED_POLICIES, of requests that name none
     close_on_length: bool = False  # of requests that do not say
@@ -184,6 +191,8 @@ def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -
         if flag not in _PLACES:
             near = difflib.get_close_matches(flag, _PLACES, n=1)
             raise ConfigError(f"There is no setting {flag!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+        if flag == "dtype":
+            value = DTYPE_ALIASES.get(str(value), value)
         _check(flag, value)
         part, field = _PLACES[flag]
         if not (flag == "disk_cache_size" and value is None):  # as if left out

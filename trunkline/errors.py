@@ -17,15 +17,26 @@
 A message is a sentence that says the value seen, the value allowed, and what to do.
 """
 
+import contextlib
+import json
+import re
 from typing import Any
 
 LONGEST_SHOWN = 80  # characters of a value in a message
 
 
 def shown(seen: Any) -> str:
-    """A value as a message shows it, cut if it is long."""
+    """A value as a message shows it, cut if it is long: as JSON has it, but for a text's quotes, which are single ones."""
     text = repr(seen)
+    if seen is None or isinstance(seen, bool | dict | list):
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # no JSON: what a caller from Python may give
+            text = json.dumps(seen, ensure_ascii=False)
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def without_passwords(text: str) -> str:
+    """The same, with what stands before the host of each URL masked: `http://…@host`."""
+    return re.sub(r"//[^/?#\s]+@", "//…@", text)
 
 
 class TrunklineError(Exception):

@@ -57,6 +57,14 @@ def checked_sampling(given: Any) -> SamplingParams:
     return given
 
 
+def check_writes(has_head: bool, sampling: SamplingParams) -> None:
+    """Raises InvalidParameter if tokens, or how likely they are, are wanted of a model without an output layer."""
+    if not has_head and (sampling.max_tokens != 0 or sampling.prompt_logprobs is not None):
+        raise InvalidParameter(
+            "This model has no output layer, so it writes no text: it is there for /v1/embeddings, /v1/rerank and /v1/score."
+        )
+
+
 def check_labels(request_id: Any, priority: Any, cache_salt: Any) -> None:
     """Raises InvalidParameter for what cannot be sent to the engine, or what the engine could not read."""
     for param, text in (("request_id", request_id), ("cache_salt", cache_salt)):

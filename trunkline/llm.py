@@ -1,6 +1,8 @@
 """`LLM`: the engine in the caller's own process, for batches of prompts. Synchronous; `AsyncLLM` streams."""
 
+import logging
 import os
+import sys
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,9 +12,11 @@ from typing import Any, NamedTuple, Self, Unpack
 import msgspec
 from tqdm import tqdm
 
+from trunkline.api.bad_words import bad_word_ids
 from trunkline.api.cache_report import Explanation, explain
 from trunkline.api.constrained import Checks
 from trunkline.api.dialect import Dialect, Plan, look_at
+from trunkline.api.embedding_plan import EmbeddingPlan
 from trunkline.api.generation import OutputProcessor
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
@@ -23,14 +27,25 @@ from trunkline.errors import ConfigError, EngineDead, InvalidParameter
 from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.service import CompileService
 from trunkline.grammar.vocabulary import Vocabulary
-from trunkline.inputs import CHAT_DEFAULT, GENERATE_DEFAULT, Prompt, as_batch, checked_sampling, token_ids_of
+from trunkline.inputs import (
+    CHAT_DEFAULT,
+    GENERATE_DEFAULT,
+    NOTHING,
+    Prompt,
+    as_batch,
+    check_writes,
+    checked_sampling,
+    token_ids_of,
+)
 from trunkline.interrupts import interrupts_held
 from trunkline.messages import CacheReport, Call, Failed, Finished, FromEngine, Generate, Reply, Tokens
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
-from trunkline.outputs import CompletionOutput, RequestOutput
+from trunkline.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from trunkline.sampling import SamplingParams
 from trunkline.scheduler.engine import Engine
+
+logger = logging.getLogger("trunkline.llm")
 
 Message = Mapping[str, Any]
 
@@ -43,6 +58,7 @@ class LLM:
     llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text
     llm.generate([[1, 17, 9]])                               # token ids
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
+    llm.embed(["Hello"])[0].outputs.embedding
 
     What one call has read, the next finds in the cache. Flags are those of `trunkline serve` (config.EngineFlags).
     Calls from several threads wait for one another. Ctrl-C ends a call between two steps; the next call works as ever.
@@ -66,9 +82,16 @@ class LLM:
         template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template
         self._template = ChatTemplate(template, special_tokens=self.tokenizer.special_tokens) if template else None
         self._dialect = Dialect.of(self._template, self.tokenizer)
+        logger.info("Loading %s from %s.", checkpoint.name, checkpoint.path)
         with tqdm(desc=f"Loading {checkpoint.name}", unit="tensor", leave=False, disable=None) as bar:
             worker = load_worker(config, lambda done, total: _show(bar, done, total), tokenizer=self.tokenizer)
+        _tell(
+            f"{checkpoint.name}, {worker.dtype}, on {worker.device}; KV cache {worker.num_pages * worker.page_size:,} tokens,"
+            f" at most {worker.max_model_len:,} a request"
+        )
         self._eos_token_ids = worker.eos_token_ids
+        self._pooling, self._hidden_size = checkpoint.pooling, checkpoint.config.hidden_size
+        self._has_head = checkpoint.config.has_head
         self._prepared = PreparedCache()
         self.engine = Engine(
             config,
@@ -101,7 +124,33 @@ class LLM:
         """
         batch = as_batch(prompts)
         sampling = _one_each(GENERATE_DEFAULT if sampling_params is None else sampling_params, len(batch))
-        return self._run([self._encode(prompt) for prompt in batch], sampling, use_tqdm)
+        return self._run([self._encode(prompt) for prompt in batch], sampling, use_tqdm).outputs()
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of each prompt, in order: `.outputs.embedding`.
+
+        pooling     "mean" of the hidden states behind the model's last norm, or that of the "last" token; None: what the
+                    checkpoint says, else "last"
+        normalize   of unit length; None: what the checkpoint says, else True
+        dimensions  only so many first numbers, where the model was trained for it
+
+        Raises RequestError for what the checkpoint was not made for, and for the first prompt that is refused; EngineDead after
+        `close`.
+        """
+        plan = EmbeddingPlan.of(
+            self._pooling, self._hidden_size, pooling=pooling, normalize=normalize, dimensions=dimensions
+        )
+        encoded = [self._encode(prompt) for prompt in as_batch(prompts)]
+        batch = self._run(encoded, [NOTHING] * len(encoded), use_tqdm, pooling=plan.pooling)
+        return batch.embeddings(plan)
 
     def chat(
         self,
@@ -146,7 +195,7 @@ class LLM:
             _Encoded(text, self.tokenizer.encode(text, add_special_tokens=False), plan)
             for text, plan in zip(texts, plans, strict=True)
         ]
-        return self._run(encoded, sampling, use_tqdm)
+        return self._run(encoded, sampling, use_tqdm).outputs()
 
     def explain(self, prompt: Prompt) -> Explanation:
         """How much of a prompt is cached now, and why not more: `.sentence` says it in words. Nothing is computed."""
@@ -178,24 +227,29 @@ class LLM:
             return _Encoded(prompt, self.tokenizer.encode(prompt))
         return _Encoded(None, token_ids_of(prompt))
 
-    def _run(self, prompts: list["_Encoded"], sampling: list[SamplingParams], use_tqdm: bool) -> list[RequestOutput]:
-        """Send everything, step until idle, and put the texts together."""
+    def _run(
+        self, prompts: list["_Encoded"], sampling: list[SamplingParams], use_tqdm: bool, pooling: str = ""
+    ) -> "_Batch":
+        """Send everything, and step until idle."""
         with self._lock, interrupts_held() as let_interrupt:
             if self._closed:
                 raise EngineDead("This LLM has been closed; make a new one.")
             batch = _Batch(self)
             try:
                 for prompt, params in zip(prompts, sampling, strict=True):
-                    batch.add(prompt, params)
+                    batch.add(prompt, params, pooling)
                 with tqdm(
-                    total=len(batch.processors), desc="Generating", unit="seq", disable=None if use_tqdm else True
+                    total=len(batch.processors),
+                    desc="Embedding" if pooling else "Generating",
+                    unit="seq",
+                    disable=None if use_tqdm else True,
                 ) as bar:
                     while self.engine.has_work:
                         bar.update(batch.take(self.engine.step()))
                         let_interrupt()
             finally:
                 batch.abort()
-        return batch.outputs()
+        return batch
 
 
 class _Encoded(NamedTuple):
@@ -224,7 +278,7 @@ class _Batch:
         self.plans: dict[str, Plan] = {}
         self.sent: list[_Sent] = []
 
-    def add(self, prompt: _Encoded, sampling: SamplingParams) -> None:
+    def add(self, prompt: _Encoded, sampling: SamplingParams, pooling: str) -> None:
         request_id = f"{self.llm._num_requests}"
         self.llm._num_requests += 1
         names = [f"{request_id}-{index}" for index in range(sampling.n)]
@@ -239,6 +293,8 @@ class _Batch:
         prepared = self.llm._prepared.prepare(constraint) if constraint is not None else None
         if constraint is not None and prepared is not None:
             self.checks |= dict.fromkeys(names, Checks(constraint, prepared))
+        check_writes(self.llm._has_head, sampling)
+        bad_words = bad_word_ids(self.llm.tokenizer, sampling.bad_words)
         self.plans |= dict.fromkeys(names, prompt.plan)
         for index, (name, params) in enumerate(zip(names, sampling.continuations(), strict=True)):
             self.processors[name] = OutputProcessor(
@@ -252,9 +308,11 @@ class _Batch:
             message = Generate(
                 request_id=name,
                 prompt=token_ids,
-                sampling=msgspec.structs.replace(params, constraint=None),
+                sampling=msgspec.structs.replace(params, constraint=None, bad_words=()),
+                bad_words=bad_words,
                 grammar=prepared.grammar if prepared is not None else None,
                 group=group,
+                pooling=pooling,
             )
             self.take(self.llm.engine.handle(message))
 
@@ -276,6 +334,18 @@ class _Batch:
         """Leave nothing behind in the engine, however the call ended."""
         for name in self.processors:
             self.llm.engine.scheduler.abort(name)
+
+    def embeddings(self, plan: EmbeddingPlan) -> list[EmbeddingRequestOutput]:
+        return [
+            EmbeddingRequestOutput(
+                request_id=request_id,
+                prompt=prompt.text,
+                prompt_token_ids=tuple(prompt.token_ids),
+                cached_tokens=self.processors[name].cached_tokens,
+                outputs=EmbeddingOutput(embedding=plan.finish(self.processors[name].embedding).tolist()),
+            )
+            for request_id, prompt, (name,) in self.sent
+        ]
 
     def outputs(self) -> list[RequestOutput]:
         outputs = []
@@ -309,6 +379,13 @@ def _one_each(sampling: SamplingParams | Sequence[SamplingParams], num: int) -> 
             "sampling_params", f"{len(sampling)} of them", f"one, or one for each of the {num} prompts"
         )
     return [checked_sampling(params) for params in sampling]
+
+
+def _tell(sentence: str) -> None:
+    """To the log, and to somebody who sits at a terminal and has set up none."""
+    logger.info("%s", sentence)
+    if sys.stderr.isatty() and not logger.isEnabledFor(logging.INFO):
+        print(sentence, file=sys.stderr)
 
 
 def _show(bar: "tqdm[Any]", done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""How log lines look, in every process of a server: for people, or as JSON for machines. Knows no requests.
+"""How log lines look, in every process of a server: for people, or as JSON for machines.
 
 configure("api", "text")
 line = {"id": "cmpl-1", "cached_by_tier": {"device": 48}}
@@ -7,16 +7,23 @@ logger.info("request", extra=facts(line, short={"id": "cmpl-1", "cached": 48}))
 text   INFO 12:00:00 [api] request id=cmpl-1 cached=48
 json   {"time":"2026-05-04T12:00:00.123+00:00","level":"INFO","logger":"trunkline.api","message":"request","id":"cmpl-1",
         "cached_by_tier":{"device":48}}
+
+Whatever is logged while a request is answered, by whichever library, ends with its id: `request_id=…`, or "request_id" in JSON.
+Of requests this module knows nothing but that id.
 """
 
 import logging
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 _FACTS, _SHORT = "facts", "short_facts"  # attributes of a record
+
+# Of the request that this task or thread works on; "": of none.
+request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def configure(process: str, log_format: str) -> None:
@@ -43,8 +50,8 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(levelname)s %(asctime)s [{process}] %(message)s", datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        pairs = "".join(f" {name}={value}" for name, value in getattr(record, _SHORT, {}).items())
-        return super().formatMessage(record) + pairs
+        pairs = {**getattr(record, _SHORT, {}), **_context()}
+        return super().formatMessage(record) + "".join(f" {name}={value}" for name, value in pairs.items())
 
 
 class JsonFormatter(logging.Formatter):
@@ -56,11 +63,17 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": _encodable(record.getMessage()),
+            **_context(),
             **getattr(record, _FACTS, {}),
         }
         if record.exc_info:
             line["exception"] = _encodable(self.formatException(record.exc_info))
         return msgspec.json.encode(line).decode()
+
+
+def _context() -> dict[str, str]:
+    name = request_id.get()
+    return {"request_id": name} if name else {}
 
 
 def _encodable(text: str) -> str:

@@ -6,8 +6,9 @@
 The engine speaks token ids; the API process turns them into text. One frame holds a list of messages.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -42,6 +43,8 @@ class Generate(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     )
     pin_seconds: float = 0.0  # keep the prompt's whole pages for so long, as far as the tenant's share allows
     pin_tokens: int | None = None  # and of the prompt only so many first tokens; None: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the last id of each is impossible in the output after the others
+    pooling: str = ""  # one of POOLINGS: only an embedding of the prompt is wanted, and max_tokens is 0
     arrival: float | None = None  # seconds on CLOCK_MONOTONIC, which one machine's processes share; None: as it is read
 
 
@@ -80,6 +83,7 @@ class CacheReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     namespace        the same tenant has it, under another salt or adapter
     unseen           nothing like it was read since the start, or too long ago to remember
     prompt_logprobs  the prompt's own logprobs are wanted, and the cache holds no logits
+    pooling          the mean of all hidden states is wanted, and the cache holds none
     disabled         prefix caching is off
     """
 
@@ -126,6 +130,7 @@ class Tokens(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tr
     cache_report: CacheReport | None = None  # with the first Tokens
     queue_seconds: float | None = None  # with the first token: from arrival to first admission,
     prefill_seconds: float | None = None  # and from there to this token
+    grammar_seconds: float | None = None  # with the first token: what its grammar took to compile, unless it was known
 
 
 class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=True):
@@ -142,6 +147,7 @@ class Finished(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=
     pinned_tokens: int = 0  # of the prompt, if a pin was asked for and the tenant's share allowed it
     pin_id: int | None = None  # of that pin: what the call "unpin" takes
     grammar_backend: str = ""  # that followed the text, if anything did
+    embedding: bytes = b""  # float32 little-endian [hidden size], if it was wanted; of whatever length
     closed: bool = False  # the text was brought to a legal end because the tokens were used up (close_on_length)
 
 
@@ -166,14 +172,29 @@ class Reply(msgspec.Struct, tag=True, tag_field="kind", frozen=True, kw_only=Tru
 
 
 class Totals(msgspec.Struct):
-    """Sum and count of something measured again and again, as the call "stats" tells them."""
+    """Something measured again and again, as the call "stats" tells it: sum, count, and how it is distributed.
+
+    bounds  ascending
+    counts  of those up to each bound, and above the one before; the rest of `count` is above the last
+    """
 
     sum: float = 0.0
     count: int = 0
+    bounds: tuple[float, ...] = ()
+    counts: list[int] = []
+
+    @classmethod
+    def within(cls, *bounds: float) -> Self:
+        """Nothing measured yet."""
+        return cls(bounds=bounds, counts=[0] * len(bounds))
 
     def add(self, value: float, count: int = 1) -> None:
+        """`count` measurements that are `value` together; each counts as their mean."""
         self.sum += value
         self.count += count
+        at = bisect_left(self.bounds, value / count) if count else len(self.bounds)
+        if at < len(self.bounds):
+            self.counts[at] += count
 
 
 ToEngine = Generate | Abort | Call

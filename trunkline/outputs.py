@@ -1,4 +1,4 @@
-"""What a generation yields: text, token ids, log-probabilities, and why it ended. `LLM` and `AsyncLLM` both return these.
+"""What a generation yields: text, token ids, log-probabilities, and why it ended; and embeddings. `LLM` and `AsyncLLM` both return these.
 
 Knows no engine, no HTTP and no tokenizer.
 """
@@ -85,3 +85,25 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Text of the first continuation."""
         return self.outputs[0].text
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """A text as a point among texts: those that mean alike are near each other."""
+
+    embedding: list[float]
+
+
+class EmbeddingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt and its embedding.
+
+    prompt            the text, or None if it was given as token ids
+    prompt_token_ids  what the model read
+    cached_tokens     those whose keys and values were already in the cache
+    """
+
+    request_id: str
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    cached_tokens: int = 0
+    outputs: EmbeddingOutput
+    finished: bool = True

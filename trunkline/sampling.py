@@ -1,5 +1,7 @@
 """How the next token is chosen, and when a request ends: one frozen struct, checked when it is made."""
 
+import copy
+import difflib
 import math
 import secrets
 from collections.abc import Mapping
@@ -16,10 +18,25 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_ALLOWED_TOKEN_IDS = 65_536
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARACTERS = 1024
 INT32_MAX = 2**31 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _WithNames(msgspec.StructMeta):
+    """Its structs name the nearest field to whoever misspells one."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        unknown = next((name for name in fields if name not in cls.__struct_fields__), None)
+        if unknown is None:
+            return super().__call__(*args, **fields)
+        near = difflib.get_close_matches(unknown, cls.__struct_fields__, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(cls.__struct_fields__)}."
+        raise TypeError(f"{cls.__name__} has no parameter {unknown!r}. {hint}")
+
+
+class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling and stopping, as in the OpenAI API and vLLM.
 
     SamplingParams(temperature=0, max_tokens=64)              # greedy
@@ -27,9 +44,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     SamplingParams(stop=("\\n\\n",), stop_token_ids=(2,))     # either ends the text
     SamplingParams(logprobs=5)                                # 5 alternatives beside each token
     SamplingParams(max_tokens=16, ignore_eos=True)            # exactly 16 tokens
+    SamplingParams(bad_words=("sorry",))                      # one word less
     SamplingParams(constraint=Constraint(regex="[0-9]{3}"))   # three digits
 
-    Raises InvalidParameter, naming the parameter, for a value out of range.
+    Raises InvalidParameter, naming the parameter, for a value out of range; TypeError, naming the nearest, for one that there is not.
     """
 
     n: int = 1  # independent continuations of the prompt
@@ -51,6 +69,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    allowed_token_ids: tuple[int, ...] | None = None  # no others are chosen; None: all may be
+    bad_words: tuple[str, ...] = ()  # never completed: their last token is impossible after the ones before it
     constraint: Constraint | None = None  # what the text must follow
 
     def __post_init__(self) -> None:
@@ -74,6 +94,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 _integer(param, getattr(self, param), 0, MAX_LOGPROBS)
         self._check_logit_bias()
         self._check_stops()
+        self._check_words()
         for param in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, param), bool):
                 raise InvalidParameter.of(param, getattr(self, param), "true or false")
@@ -107,10 +128,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, 0, INT32_MAX)
 
+    def _check_words(self) -> None:
+        """What may be chosen, and what may not; a constraint says both in its own way."""
+        allowed = self.allowed_token_ids
+        if allowed is not None:
+            if not isinstance(allowed, tuple):
+                raise InvalidParameter.of("allowed_token_ids", allowed, "a tuple of token ids")
+            if not 0 < len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
+                raise InvalidParameter.of("allowed_token_ids", f"{len(allowed)} ids", f"1 to {MAX_ALLOWED_TOKEN_IDS}")
+            for token_id in allowed:
+                _integer("allowed_token_ids", token_id, 0, INT32_MAX)
+        if not isinstance(self.bad_words, tuple):
+            raise InvalidParameter.of("bad_words", self.bad_words, "a tuple of strings")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidParameter.of("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not 0 < len(word) <= MAX_BAD_WORD_CHARACTERS:
+                raise InvalidParameter.of("bad_words", word, f"strings of 1 to {MAX_BAD_WORD_CHARACTERS} characters")
+        for param, given in (("allowed_token_ids", allowed), ("bad_words", self.bad_words)):
+            if given and self.constraint is not None:
+                raise InvalidParameter(
+                    f"'{param}' is given, and the answer must follow a schema, a grammar or tools, which already say what may be"
+                    " written; leave one of them out.",
+                    param=param,
+                )
+
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises InvalidParameter for a token id in `logit_bias` or `stop_token_ids` that the model does not have."""
-        for param in ("logit_bias", "stop_token_ids"):
-            for token_id in getattr(self, param):
+        """Raises InvalidParameter for a token id of a parameter that the model does not have."""
+        for param in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token_id in getattr(self, param) or ():
                 if token_id >= vocab_size:
                     raise InvalidParameter.of(param, token_id, f"token ids from 0 to {vocab_size - 1}")
 
@@ -129,7 +175,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def continuations(self) -> "list[SamplingParams]":
         """One for each of the `n` continuations: itself with n = 1, and the seed + i modulo 2**64 for continuation i."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return [msgspec.structs.replace(self, n=1, seed=(seed + i) % 2**64) for i in range(self.n)]
+        return [self.changed(n=1, seed=(seed + i) % 2**64) for i in range(self.n)]
+
+    def changed(self, **values: Any) -> "SamplingParams":
+        """A copy with other values, known to be valid: unlike msgspec.structs.replace it does not check them all once more."""
+        copied = copy.copy(self)
+        for param, value in values.items():
+            msgspec.structs.force_setattr(copied, param, value)
+        return copied
 
     @property
     def greedy(self) -> bool:

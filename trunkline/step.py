@@ -7,10 +7,11 @@ One step may be in flight while the next is planned (`Worker.depth` = 1). A toke
 choosing is named in the next plan by the logits row that chooses it: `-1 - row`.
 
 Letters: T token rows of the step, R requests in it, P page slots of the longest request, L rows whose logits are
-wanted. Neither side knows text.
+wanted, K sums of hidden states, H numbers each. Neither side knows text.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,7 @@ from trunkline.sampling import SamplingParams
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 UInt8 = npt.NDArray[np.uint8]
 Bits = npt.NDArray[np.bool_]
 
@@ -98,6 +100,13 @@ def mask_bits(mask: Int32) -> Bits:
     return np.unpackbits(mask.astype("<i4", copy=False).view(np.uint8), bitorder="little").view(np.bool_)
 
 
+def mask_words(token_ids: Iterable[int], vocab_size: int) -> Int32:
+    """The row of Masks that allows these tokens and no others: int32 [ceil(V/32)]."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[list(token_ids)] = True
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
 class SharedRun(NamedTuple):
     """Tokens that several requests of a step read from the same pages: attention loads them once for all.
 
@@ -110,6 +119,18 @@ class SharedRun(NamedTuple):
 
     requests: Int32
     start: int
+    end: int
+
+
+class PooledRows(NamedTuple):
+    """Token rows whose hidden states, after the model's last norm, are wanted as one sum: what an embedding is made of.
+
+    row         the logits row of the same chunk: it fails if the sum is not finite
+    first, end  token rows first … end-1, all of that row's request
+    """
+
+    row: int
+    first: int
     end: int
 
 
@@ -127,6 +148,7 @@ class Plan:
     copies        done first, in order, when all steps before are done. A plan may consist of copies alone: T, R, L = 0
     shared        what is read once for several requests, in no particular order; a saving, never a change
     masks         of the rows that name one; None: no row does
+    pooled        K sums of hidden states that are wanted
     """
 
     step: int
@@ -139,6 +161,7 @@ class Plan:
     copies: tuple[PageCopy, ...] = ()
     shared: tuple[SharedRun, ...] = ()
     masks: Masks | None = None
+    pooled: tuple[PooledRows, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -172,6 +195,7 @@ class StepResult:
     failed        row -> why, e.g. its logits held a NaN. Such a request fails alone; its pages are never published
     copy_seconds  what the plan's copies took; 0 if that was not measured
     fallback_logprobs  row -> of its `fallback` token, where the row asks for logprobs and names one
+    pooled        float64 [K, H]: the sums that the plan wants; None: it wants none
     """
 
     step: int
@@ -180,6 +204,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)
     copy_seconds: float = 0.0
     fallback_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    pooled: Float64 | None = None
 
 
 class Worker(Protocol):

@@ -1,7 +1,9 @@
-"""Sizes as people write them: "4GiB", "512MiB", "1.5g".
+"""Sizes and counts as people write them: "4GiB", "512MiB", "1.5g"; "32k", "32K".
 
 parse_bytes("1.5g")      # 1610612736
 format_bytes(2**30)      # "1.0 GiB"
+parse_count("32k")       # 32000
+parse_count("32K")       # 32768
 """
 
 import re
@@ -12,6 +14,7 @@ _FACTORS = {"": 1, "b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
     _FACTORS |= {_prefix: 1024**_power, f"{_prefix}ib": 1024**_power, f"{_prefix}b": 1000**_power}
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_COUNT = re.compile(r"(-?\d{1,20}(?:\.\d{1,20})?)([kmgtKMGT]?)", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -38,3 +41,24 @@ def format_bytes(size: int) -> str:
         if size >= 1024**power:
             return f"{size / 1024**power:.1f} {unit}"
     return f"{size} B"
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens or the like, as vLLM reads it: k, m, g, t are powers of 1000, K, M, G, T are powers of 1024.
+
+    Only the decimal ones may come with a fraction, "25.6k", and it must name a whole number. Raises ConfigError.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is not None:
+        number, unit = match[1], match[2]
+        power = " kmgt".index(unit.lower() or " ")
+        if "." not in number:
+            factor: int = (1024 if unit.isupper() else 1000) ** power
+            return int(number) * factor
+        whole, fraction = number.split(".")
+        if unit.islower() and len(fraction.rstrip("0")) <= 3 * power:
+            return int(whole + fraction.ljust(3 * power, "0")[: 3 * power])
+    raise ConfigError(
+        f"is {text!r}; allowed is an integer, such as 4096, or one with a unit: k, m, g for powers of 1000 (32k is 32000), K,"
+        " M, G for powers of 1024 (32K is 32768)."
+    )

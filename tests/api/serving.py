@@ -22,10 +22,14 @@ PATIENCE = 60.0  # seconds; only for what would otherwise hang
 
 
 class Server:
-    """One process. `output` holds what it has written so far, stdout and stderr as they come."""
+    """One process. `output` holds what it has written so far, stdout and stderr as they come.
 
-    def __init__(self, model: Path, *flags: str) -> None:
-        command = [sys.executable, "-m", "trunkline", "serve", str(model), "--port", "0", "--threads", "1", *flags]
+    model  None: the built-in one
+    """
+
+    def __init__(self, model: Path | None, *flags: str) -> None:
+        named = [str(model)] if model else []
+        command = [sys.executable, "-m", "trunkline", "serve", *named, "--port", "0", "--threads", "1", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -18,6 +18,7 @@ from trunkline.api.service import Service
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig, engine_config
 from trunkline.errors import QueueFull
+from trunkline.logs import TextFormatter
 from trunkline.messages import Loading
 
 KEY = "sk-secret"
@@ -108,6 +109,16 @@ async def test_health_tells_the_progress_of_loading() -> None:
         assert (await client.get("/health")).json()["progress"] == {"done": 3, "total": 9}
 
 
+async def test_a_lost_engine_is_not_said_to_be_still_loading() -> None:
+    service = make_service()
+    service.restarting = True
+    async with connect(service) as client:
+        health = (await client.get("/health")).json()
+        assert (health["status"], health["error"]["code"]) == ("restarting", "model_loading")
+        assert "is being started again" in health["error"]["message"]
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 503
+
+
 async def test_shutting_down() -> None:
     service = make_service()
     service.stopping = True
@@ -140,7 +151,10 @@ async def test_request_id_is_echoed_or_made(opened: httpx.AsyncClient) -> None:
         assert made.headers["x-request-id"].startswith("req_")
 
 
-async def test_bug_is_500_with_the_request_id_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_is_500_with_the_request_id_and_no_traceback(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caplog.handler, "formatter", TextFormatter("api"))
     service = make_service()
     service.check_ready = None  # type: ignore[method-assign, assignment]
     async with connect(service) as client:
@@ -150,7 +164,7 @@ async def test_bug_is_500_with_the_request_id_and_no_traceback(caplog: pytest.Lo
     assert error["code"] == "internal_error"
     assert "r-1" in error["message"]
     assert "NoneType" not in response.text
-    assert "r-1" in caplog.text
+    assert "request_id=r-1" in caplog.text
     assert "NoneType" in caplog.text, "the log has the reason"
 
 

@@ -8,7 +8,7 @@ from trunkline.api.cache_control import MAX_TTL, PinWish
 from trunkline.api.prompt import render
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.template import ChatTemplate
-from trunkline.errors import InvalidParameter
+from trunkline.errors import InvalidParameter, shown
 
 MARK = {"type": "ephemeral"}
 
@@ -88,7 +88,7 @@ def test_bad_ttl(ttl: Any) -> None:
     with pytest.raises(InvalidParameter) as refused:
         chat({"cache_control": {**MARK, "ttl": ttl}})
     assert str(refused.value) == (
-        f"'messages[0].cache_control.ttl' is {ttl!r}; allowed is '5m', '1h' or seconds from 1 to 86400."
+        f"'messages[0].cache_control.ttl' is {shown(ttl)}; allowed is '5m', '1h' or seconds from 1 to 86400."
     )
     with pytest.raises(InvalidParameter) as refused:
         chat({"content": [part(cache_control={**MARK, "ttl": ttl})]}).pin()

@@ -13,30 +13,22 @@ import msgspec
 import pytest
 
 from tests.api.test_app import connect
+from tests.stub import make_ready
 from tests.tiny import CHAT_TEMPLATE, VOCAB_SIZE
 from trunkline.api.cache_answers import rounded
 from trunkline.api.cache_routes import ROUTES
+from trunkline.api.part_cache import PartCache
 from trunkline.api.service import Service
 from trunkline.api.template import ChatTemplate
 from trunkline.async_llm import AsyncLLM
 from trunkline.config import ApiConfig, engine_config
-from trunkline.errors import EngineDead
-from trunkline.messages import CacheReport, Ready
+from trunkline.errors import EngineDead, shown
+from trunkline.messages import CacheReport
 from trunkline.models.tokenizer import Tokenizer
 
 PROMPT = {"prompt": "hello world and the rest of it"}
 FLUSHED = {"pages": 3, "tier_pages": 2}
-READY = Ready(
-    max_model_len=512,
-    num_pages=64,
-    page_size=16,
-    vocab_size=VOCAB_SIZE,
-    eos_token_ids=(),
-    dtype="float32",
-    device="none",
-    max_num_seqs=1,
-    max_num_batched_tokens=1,
-)
+READY = make_ready(max_model_len=512, vocab_size=VOCAB_SIZE)
 
 
 class NotingEngine:
@@ -71,7 +63,7 @@ def engine() -> NotingEngine:
 def make_service(engine: NotingEngine, tokenizer: Tokenizer, **config: Any) -> Service:
     llm = AsyncLLM.of(engine_config("nowhere"))
     llm.client, llm.ready = engine, READY  # type: ignore[assignment]
-    llm.tokenizer, llm._longest_token = tokenizer, 10
+    llm.tokenizer, llm._longest_token, llm._parts = tokenizer, 10, PartCache(tokenizer)
     llm.template = ChatTemplate(CHAT_TEMPLATE, special_tokens={})
     return Service(ApiConfig(served_model_names=("m",), **config), llm)
 
@@ -366,7 +358,7 @@ async def test_ttl_of_warm(http: httpx.AsyncClient, ttl: Any) -> None:
     response = await http.post("/v1/cache/warm", json={**PROMPT, "ttl": ttl})
     assert response.status_code == 400
     assert response.json()["error"]["message"] == (
-        f"'ttl' is {ttl!r}; allowed is '5m', '1h' or seconds from 1 to 86400."
+        f"'ttl' is {shown(ttl)}; allowed is '5m', '1h' or seconds from 1 to 86400."
     )
 
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from tests.api.serving import MODEL, Server, metrics, wait_idle
-from trunkline.api.cancel_route import RunningRequests
 from trunkline.api.client import Inbox
 from trunkline.api.generation import Generation
 from trunkline.api.metrics import Metrics
+from trunkline.api.running_requests import RunningRequests
 from trunkline.api.tenants import Caller
 
 ENDLESS = {"model": MODEL, "ignore_eos": True, "temperature": 0, "max_tokens": 8_000}

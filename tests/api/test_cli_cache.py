@@ -22,6 +22,7 @@ def node(text: str, *children: dict[str, Any], left_out: int = 0, **fields: Any)
         "tokens_saved": 0,
         "last_use_seconds_ago": 3.9,
         "tier": "device",
+        "copies": [],
         "pinned": False,
         "references": 0,
     }
@@ -107,7 +108,7 @@ def test_queue_in_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         ],
         "waiting": [{**request, "request_id": "r22", "tenant": "", "why": "all places are taken"}],
     }
-    monkeypatch.setattr("trunkline.cli_cache.ChatClient.fetch", lambda *_: queue)
+    monkeypatch.setattr("trunkline.cli_client.ApiClient.fetch", lambda *_: queue)
     assert main(["cache", "queue"]) == 0
     assert capsys.readouterr().out == (
         "request  tenant    seconds  prompt  cached  state\n"

@@ -9,6 +9,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from tests.stub import make_ready
 from trunkline.api.client import CallFailed, EngineClient
 from trunkline.errors import EngineDead, InvalidParameter, Overloaded
 from trunkline.messages import (
@@ -17,7 +18,6 @@ from trunkline.messages import (
     Finished,
     Generate,
     Loading,
-    Ready,
     Reply,
     Tokens,
     decode_to_engine,
@@ -25,17 +25,7 @@ from trunkline.messages import (
 )
 from trunkline.sampling import SamplingParams
 
-READY = Ready(
-    max_model_len=64,
-    num_pages=8,
-    page_size=16,
-    eos_token_ids=(),
-    vocab_size=100,
-    dtype="float32",
-    device="cpu",
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-)
+READY = make_ready(max_model_len=64, num_pages=8)
 
 
 class Engine:
@@ -123,6 +113,17 @@ async def test_closing_aborts_what_still_runs(engine: Engine, client: EngineClie
     await engine.receive()
     await engine.send(tokens("b", 9), Reply(call_id=99), tokens("c", 5))  # too late, and of no interest to anyone
     assert await other.get() == [tokens("c", 5)]
+
+
+async def test_what_arrives_while_something_is_sent_is_noticed(engine: Engine, client: EngineClient) -> None:
+    """Whoever asks the socket for its events takes away the signal that a frame has come; then nobody else tells of it."""
+    inbox = client.generate([request("a")])
+    await engine.receive()
+    await engine.send(tokens("a", 1))
+    while not inbox._messages and not client._socket.poll(10):
+        pass
+    client.send([Abort(request_id="other")])
+    assert await asyncio.wait_for(inbox.get(), 10) == [tokens("a", 1)]
 
 
 async def test_a_slow_reader_holds_up_nobody(engine: Engine, client: EngineClient) -> None:

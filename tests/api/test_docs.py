@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.api.test_metrics import NAMES
+from tests.api.metric_names import MISSES
+from trunkline.api.embeddings import EmbeddingsRequest
 from trunkline.api.messages_protocol import MessagesRequest
+from trunkline.api.metrics import OTHER
 from trunkline.api.protocol import ChatRequest, CompletionRequest
+from trunkline.api.rerank import RerankRequest, ScoreQueriesRequest, ScoreTextsRequest
 from trunkline.api.responses_protocol import ResponsesRequest
 from trunkline.cli import make_parser
 
@@ -22,14 +25,27 @@ def cells(page: str) -> set[str]:
     return {code for row in rows for code in re.findall(r"`([^`]+)`", row)}
 
 
-@pytest.mark.parametrize("request_type", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest])
+@pytest.mark.parametrize(
+    "request_type",
+    [
+        ChatRequest,
+        CompletionRequest,
+        EmbeddingsRequest,
+        MessagesRequest,
+        RerankRequest,
+        ResponsesRequest,
+        ScoreQueriesRequest,
+        ScoreTextsRequest,
+    ],
+)
 def test_every_field_is_in_the_table(request_type: type[Any]) -> None:
     fields = {*request_type.model_fields, *request_type.unsupported}
     assert fields - cells("api.md") == set()
 
 
-def test_every_metric_is_in_the_table() -> None:
-    assert NAMES.keys() - cells("api.md") == set()
+@pytest.mark.parametrize("page", ["api.md", "cache.md", "rag.md"])
+def test_every_reason_of_a_miss_is_in_the_table(page: str) -> None:
+    assert MISSES - {OTHER} - cells(page) == set()
 
 
 @pytest.mark.parametrize(("command", "page"), [("serve", "cli.md"), ("chat", "cli.md"), ("simulate", "simulator.md")])

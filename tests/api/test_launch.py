@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 from tests.api.serving import CONTEXT, MODEL, PATIENCE, Server, children, sse_events
 from trunkline.api.launch import bind, exposure
 from trunkline.config import ApiConfig
-from trunkline.errors import ConfigError
+from trunkline.errors import ConfigError, shown
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 ENDLESS = {**CHAT, "max_tokens": 8_000, "ignore_eos": True}
@@ -142,6 +143,14 @@ def test_missing_model_is_one_sentence(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in serve_fails(str(tmp_path / "none"), "--port", "0")
 
 
+@pytest.mark.parametrize("name", ["", "tiny\nINFO 12:00:00 [api] all is well", "\udcff"])
+def test_a_name_that_no_answer_can_carry_is_one_sentence(tiny: Path, name: str) -> None:
+    line = serve_fails(str(tiny), "--port", "0", "--served-model-name", "tiny", name)
+    assert line.startswith(
+        f"trunkline: error: The model would be served as {shown(name)}; allowed is a name of visible"
+    )
+
+
 def test_truncated_model_is_one_sentence(tiny: Path, tmp_path: Path) -> None:
     for file in tiny.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -190,9 +199,9 @@ def test_stop_while_loading_does_not_wait_for_the_engine(tiny: Path, scratch: Pa
         assert "Traceback" not in server.output
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", ""])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "", "a" * 64, "\udcff"])
 def test_host_that_is_not_ours(host: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{host}'|{host}:0"):
+    with pytest.raises(ConfigError, match=re.escape(repr(host)) + f"|{host}:0"):
         bind(host, 0)
 
 

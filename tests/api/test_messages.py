@@ -15,6 +15,7 @@ from tests.api.test_messages_answer import events, put_together, without_ids
 from tests.api.test_reasoning import thinking  # noqa: F401 (a fixture)
 from trunkline.api import sse
 from trunkline.api.messages_errors import MessageStream, anthropic_error
+from trunkline.api.request_log import Record
 from trunkline.errors import GenerationFailed
 
 HELLO: Any = [{"role": "user", "content": "hello world"}]
@@ -302,9 +303,11 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_event() -> None:
         raise GenerationFailed("The worker failed.")
 
     told: list[str] = []
-    generation: Any = type("Closable", (), {"close": lambda _: None})()
+    generation: Any = type("Running", (), {"close": lambda _: None, "is_running": True})()
     response = MessageStream(generation, frames(), on_error=lambda error: told.append(error.message))
-    await response({"type": "http"}, receive, send)
+    record = Record("req_1")
+    await response({"type": "http", "state": {"record": record}}, receive, send)
+    assert record.error == "internal_error"
     last = events(sent[-1]["body"].decode())
     assert last == [{"type": "error", "error": {"type": "api_error", "message": "The worker failed."}}]
     assert told == ["The worker failed."]
@@ -328,7 +331,7 @@ async def test_while_nothing_is_written_there_are_pings(monkeypatch: pytest.Monk
         await pinged.wait()
         yield [b'event: message_stop\ndata: {"type":"message_stop"}\n\n']
 
-    generation: Any = type("Closable", (), {"close": lambda _: None})()
+    generation: Any = type("Running", (), {"close": lambda _: None, "is_running": True})()
     await MessageStream(generation, frames(), on_error=lambda _: None)({"type": "http"}, receive, send)
     first, *_, last = events(sent.decode())
     assert (first, last) == ({"type": "ping"}, {"type": "message_stop"})

@@ -1,53 +1,70 @@
 """/metrics: the names that dashboards know, and counters that count."""
 
-import re
+import os
 import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from tests.api.metric_names import PREFIX, TABLE, read_page
 from tests.api.serving import MODEL, Server, metrics, wait_idle
 from trunkline.api.metrics import Metrics, RequestObserver
+from trunkline.messages import Totals
 
-NAMES = {
-    "num_requests_running": "gauge",
-    "num_requests_waiting": "gauge",
-    "kv_cache_usage_perc": "gauge",
-    "kv_cache_pages": "gauge",
-    "kv_cache_pinned_pages": "gauge",
-    "prompt_tokens_total": "counter",
-    "prompt_tokens_computed_total": "counter",
-    "generation_tokens_total": "counter",
-    "prefix_cache_queries_total": "counter",
-    "prefix_cache_hits_total": "counter",
-    "prefix_cache_misses_total": "counter",
-    "num_preemptions_total": "counter",
-    "evicted_pages_total": "counter",
-    "tier_errors_total": "counter",
-    "spec_decode_num_draft_tokens_total": "counter",
-    "spec_decode_num_accepted_tokens_total": "counter",
-    "grammar_refused_total": "counter",
-    "grammar_postcheck_failures_total": "counter",
-    "grammar_compile_seconds": "histogram",
-    "grammar_mask_seconds": "histogram",
-    "time_to_first_token_seconds": "histogram",
-    "inter_token_latency_seconds": "histogram",
-    "e2e_request_latency_seconds": "histogram",
-    "request_queue_time_seconds": "histogram",
-    "request_prefill_time_seconds": "histogram",
-    "step_seconds": "histogram",
-    "step_tokens": "histogram",
-    "request_success_total": "counter",
-    "request_failures_total": "counter",
-}
+ONLY_WITH_TIERS = {"trunkline:tier_errors_total"}  # of memory and disk; this server has neither
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
 
 
-def test_names_and_types(http: httpx.Client) -> None:
-    page = http.get("/metrics")
-    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
-    found = dict(re.findall(r"^# TYPE trunkline:(\S+) (\S+)$", page.text, re.MULTILINE))
-    assert found == NAMES
+@pytest.fixture(scope="module")
+def page(http: httpx.Client, server: Server) -> str:
+    """After a bit of everything: a plain text, one that follows a schema, a refused schema, a request that is none."""
+    body: dict[str, Any] = {"model": MODEL, "prompt": "metrics want some traffic first, and so on", "max_tokens": 4}
+    structured = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    refused = {"type": "json_schema", "json_schema": {"name": "bad", "schema": {"type": "nothing"}}}
+    statuses = [
+        http.post("/v1/completions", json=each).status_code
+        for each in (
+            body,
+            {**body, "max_tokens": 32, "response_format": structured},
+            {**body, "response_format": refused},
+            {**body, "max_tokens": "many"},
+        )
+    ]
+    assert statuses == [200, 200, 400, 400]
+    wait_idle(server.url)
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return answer.text
+
+
+def test_the_whole_table(page: str) -> None:
+    """Every name of the contract is there with its kind and its labels, and nothing else is."""
+    found = read_page(page)
+    assert {name: kind for name, (kind, _) in found.items()} == {name: row.kind for name, row in TABLE.items()}
+    for name, (_, series) in found.items():
+        assert series or name in ONLY_WITH_TIERS, f"{name} has no sample"
+        for labels in series:
+            assert labels.keys() == TABLE[name].labels.keys(), name
+            for label, value in labels.items():
+                values = TABLE[name].labels[label]
+                assert values is None or value in values, f'{name}{{{label}="{value}"}}'
+                assert label != "model_name" or value == MODEL
+
+
+def test_histograms_have_buckets(page: str) -> None:
+    """Else no quantile can be had: the engine's, too."""
+    for name in (name for name, row in TABLE.items() if row.kind == "histogram"):
+        assert len([line for line in page.splitlines() if line.startswith(f"{name}_bucket")]) > 5, name
+
+
+def test_both_processes_are_told(server: Server, page: str) -> None:
+    now = metrics(server.url)
+    assert now["trunkline:engine_process_resident_memory_bytes"] > now["process_resident_memory_bytes"] > 2**24
+    assert now["process_open_fds"] == pytest.approx(len(os.listdir(f"/proc/{server.process.pid}/fd")), abs=8)
+    fds = len(os.listdir(f"/proc/{server.engine_pid()}/fd"))
+    assert now["trunkline:engine_process_open_fds"] == pytest.approx(fds, abs=8)
 
 
 def test_a_request_is_counted(http: httpx.Client, server: Server) -> None:
@@ -92,8 +109,8 @@ STATS = {
     "prompt_tokens_total": 4,
     "prompt_tokens_computed_total": 5,
     "generation_tokens_total": 6,
-    "step_seconds": {"sum": 0.1, "count": 2},
-    "step_tokens": {"sum": 10, "count": 2},
+    "step_seconds": {"sum": 0.1, "count": 2, "bounds": (0.05, 0.5), "counts": [1, 1]},
+    "step_tokens": {"sum": 10, "count": 2, "bounds": (), "counts": []},
 }
 
 
@@ -151,3 +168,33 @@ def test_labels_are_bounded() -> None:
     found = {name: value for name, value in rendered(prefix_cache_misses_total=many).items() if "misses" in name}
     assert len(found) == 17
     assert found['prefix_cache_misses_total{reason="other"}'] == 984
+
+
+def test_buckets_add_up() -> None:
+    """From what the engine measures to what Prometheus reads: a bound includes its value, and buckets are cumulative."""
+    measured = Totals.within(1, 10)
+    for value in (0.5, 1, 2, 11):
+        measured.add(value)
+    measured.add(6, count=3)  # three of 2 each
+    found = rendered(step_tokens=msgspec.to_builtins(measured))
+    assert {name: value for name, value in found.items() if name.startswith("step_tokens")} == {
+        'step_tokens_bucket{le="1.0"}': 2,
+        'step_tokens_bucket{le="10.0"}': 6,
+        'step_tokens_bucket{le="+Inf"}': 7,
+        "step_tokens_count": 7,
+        "step_tokens_sum": 20.5,
+    }
+
+
+def test_while_there_is_no_engine() -> None:
+    """What the process itself knows is told, and that it takes no requests."""
+    page = Metrics("m").render(None, is_ready=False).decode()
+    assert f'{PREFIX}engine_ready{{model_name="m"}} 0.0' in page
+    assert f'{PREFIX}request_failures_total{{code="engine_dead"}} 0.0' in page
+    assert f"{PREFIX}num_requests_running" not in page
+    assert f"{PREFIX}engine_process" not in page
+
+
+def test_an_engine_process_that_is_gone_is_left_out() -> None:
+    gone = next(number for number in range(2**22 - 1, 0, -1) if not os.path.exists(f"/proc/{number}"))
+    assert f"{PREFIX}engine_process" not in Metrics("m").render(None, engine_pid=gone).decode()

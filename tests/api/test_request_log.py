@@ -1,15 +1,24 @@
-"""The line of a request: one, whatever became of it, and never a word of its text."""
+"""The line of a request: one, whatever became of it, and never a word of its text or a key."""
 
+import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.api.serving import Server
+from trunkline.api.edge import Edge
+from trunkline.api.errors import error_response
 from trunkline.api.generation import FromRequest, Generation, OutputProcessor
 from trunkline.api.metrics import Metrics
-from trunkline.api.request_log import LoggedRequest
-from trunkline.errors import EngineDead, TrunklineError
+from trunkline.api.request_log import LoggedRequest, Record
+from trunkline.api.request_log import log as write
+from trunkline.api.tenants import Keys
+from trunkline.config import ApiConfig
+from trunkline.errors import EngineDead, InvalidParameter, TrunklineError
 from trunkline.logs import JsonFormatter, TextFormatter
 from trunkline.messages import CacheReport, Failed, Finished, Tokens
 from trunkline.models.tokenizer import Tokenizer
@@ -17,6 +26,7 @@ from trunkline.sampling import SamplingParams
 
 TENANT = "0123456789abcdef0123456789abcdef"
 WORDS = b"secret words"
+ROUTE = "/v1/completions"
 
 
 class ScriptedInbox:
@@ -50,13 +60,27 @@ def report(reason: str) -> CacheReport:
     return CacheReport(prompt_tokens=20, cached_tokens=16, cached_by_tier={"device": 16}, reason=reason, expected=WORDS)
 
 
+class Logged(Generation):
+    """A generation with the record of its HTTP request, whose line is written when it is closed."""
+
+    record: Record
+
+    def end(self, status: int = 200) -> None:
+        self.close()
+        self.record.status = status
+        write(self.record, ROUTE)
+
+
 def generate(
     tokenizer: Tokenizer, messages: list[FromRequest], error: TrunklineError | None = None, *, num_prompts: int = 1
-) -> Generation:
+) -> Logged:
     choices = {name: OutputProcessor(tokenizer, SamplingParams(), index=i) for i, name in enumerate("ab"[:num_prompts])}
     observer = LoggedRequest(Metrics("m"), "req_1", "cmpl-1", TENANT)
     inbox: Any = ScriptedInbox(messages, error)
-    return Generation(inbox, choices, prompts=[[*WORDS, *range(8)]] * num_prompts, n=1, observer=observer)
+    generation = Logged(inbox, choices, prompts=[[*WORDS, *range(8)]] * num_prompts, n=1, observer=observer)
+    generation.record = Record("req_1")
+    generation.record.generates(observer)
+    return generation
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +110,16 @@ def short(log: pytest.LogCaptureFixture) -> str:
 async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
     generation = generate(tokenizer, [tokens("a", cache_report=report("differs")), finished("a")])
     await generation.finish()
+    generation.close()
     assert not log.records, "the answer is not sent yet"
-    generation.close()
-    generation.close()
+    generation.end()
     logged = line(log)
     assert 0 <= logged.pop("ttft_seconds") <= logged.pop("seconds")
     assert logged == {
         "id": "cmpl-1",
         "request_id": "req_1",
+        "route": ROUTE,
+        "status": 200,
         "tenant": "01234567",
         "prompt_tokens": 20,
         "cached_tokens": 16,
@@ -104,7 +130,7 @@ async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> 
         "error": None,
     }
     assert short(log) == (
-        "INFO [api] request id=cmpl-1 tenant=01234567 prompt=20 cached=16 tiers=device:16 reason=differs completion=12"
+        "INFO [api] request id=cmpl-1 status=200 tenant=01234567 prompt=20 cached=16 tiers=device:16 reason=differs completion=12"
         " finish=length ttft seconds"
     )
 
@@ -118,7 +144,7 @@ async def test_several_prompts_are_one_line(tokenizer: Tokenizer, log: pytest.Lo
     ]
     generation = generate(tokenizer, messages, num_prompts=2)
     await generation.finish()
-    generation.close()
+    generation.end()
     logged = line(log)
     assert logged["cache_reasons"] == {"differs": 1, "unseen": 1}
     assert (logged["cached_tokens"], logged["cached_by_tier"]) == (32, {"device": 32})
@@ -131,7 +157,7 @@ async def test_a_prompt_that_was_only_computed_has_no_first_token(
 ) -> None:
     generation = generate(tokenizer, [tokens("a", b"", cache_report=report("unseen")), finished("a")])
     await generation.finish()
-    generation.close()
+    generation.end()
     logged = line(log)
     assert (logged["ttft_seconds"], logged["finish_reasons"], logged["error"]) == (None, {"length": 1}, None)
 
@@ -139,7 +165,7 @@ async def test_a_prompt_that_was_only_computed_has_no_first_token(
 async def test_client_that_left(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
     generation = generate(tokenizer, [tokens("a")])
     await anext(generation)
-    generation.close()
+    generation.end()
     logged = line(log)
     assert (logged["finish_reasons"], logged["error"]) == ({"abort": 1}, None)
 
@@ -166,7 +192,7 @@ async def test_failure(
     generation = generate(tokenizer, messages, error)
     with pytest.raises(TrunklineError):
         await generation.finish()
-    generation.close()
+    generation.end(500)
     logged = line(log)
     assert (logged["error"], logged["ttft_seconds"], logged["completion_tokens"]) == (code, None, 0)
     assert f" completion=0 finish=abort error={code} seconds" in short(log)
@@ -175,4 +201,101 @@ async def test_failure(
 async def test_end_by_a_shutdown(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
     generation = generate(tokenizer, [])
     generation.close(EngineDead("gone"))
+    generation.end(500)
     assert line(log)["error"] == "engine_dead"
+
+
+def test_a_refused_request(log: pytest.LogCaptureFixture) -> None:
+    record = Record("req_1")
+    record.status, record.tenant = 400, TENANT[:8]
+    record.fail(InvalidParameter("secret", code="unsupported_value"))
+    write(record, ROUTE)
+    assert short(log) == "INFO [api] request status=400 tenant=01234567 error=unsupported_value seconds"
+    logged = line(log)
+    assert (logged["request_id"], logged["route"]) == ("req_1", ROUTE)
+
+
+def test_what_neither_generates_nor_fails_has_no_line(log: pytest.LogCaptureFixture) -> None:
+    record = Record("req_1")
+    record.status = 200
+    write(record, "/v1/models")
+    assert not log.records
+
+
+async def test_an_error_after_the_generation_counts(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
+    """The model has ended its text, but that is no answer."""
+    generation = generate(tokenizer, [tokens("a"), finished("a")])
+    await generation.finish()
+    generation.close()
+    generation.record.fail(InvalidParameter("secret", code="grammar_broken"))
+    generation.end(500)
+    assert (line(log)["error"], line(log)["finish_reasons"]) == ("grammar_broken", {"length": 1})
+
+
+@pytest.mark.parametrize("logs_requests", [True, False])
+async def test_lines_can_be_left_out(log: pytest.LogCaptureFixture, logs_requests: bool) -> None:
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await error_response(InvalidParameter("secret"))(scope, receive, send)
+
+    async def nothing(*_: Any) -> Any:
+        pass
+
+    config = ApiConfig(served_model_names=("m",))
+    edge = Edge(refuse, keys=Keys(config, b""), metrics=Metrics("m"), logs_requests=logs_requests)
+    await edge({"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, nothing, nothing)
+    await edge({"type": "http", "method": "GET", "path": "/health", "headers": []}, nothing, nothing)
+    assert len(log.records) == logs_requests
+
+
+# ---------------------------------------------------------------- a server
+
+KEY = "sk-CANARY-of-a-key"
+CANARY = "CANARYword"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": f"Say {CANARY} again and again"}], "max_tokens": 4}
+
+
+@pytest.fixture(scope="module", params=["text", "json"])
+def told(request: pytest.FixtureRequest, tiny: Path) -> str:
+    """All that a server has written, after requests of every kind, each with the canary in it."""
+    schema = {"type": "json_schema", "json_schema": {"name": CANARY, "schema": {"enum": [CANARY]}}}
+    flags = ["--api-key", KEY, "--log-format", request.param, "--kv-cache-memory", "16MiB", "--verbose"]
+    with Server(tiny, *flags) as server:
+        server.wait_ready()
+        headers = {"authorization": f"Bearer {KEY}", "x-request-id": "job-1"}
+        with httpx.Client(base_url=server.url, headers=headers, timeout=60) as http:
+            for body in (
+                {},
+                {"stream": True},
+                {"response_format": schema},
+                {"response_format": {"type": CANARY}},
+                {"max_tokens": CANARY},
+                {"model": CANARY},
+                {"messages": CHAT["messages"] * 4000},
+                {CANARY: 1, "messages": CANARY},
+            ):
+                http.post("/v1/chat/completions", json={**CHAT, **body})
+            http.post("/v1/chat/completions", content=b'{"messages": "' + CANARY.encode())
+            http.post("/v1/completions", json={"prompt": CANARY}, headers={"authorization": f"Bearer {KEY}x"})
+            http.post("/v1/responses", json={"input": CANARY, "max_output_tokens": 4})
+            http.post("/v1/messages", json={"max_tokens": 4, "messages": CHAT["messages"], "model": CANARY})
+            http.post("/v1/cache/explain", json={"prompt": CANARY})
+            http.post("/tokenize", json={"prompt": CANARY})
+            http.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "the-last"})
+        server.wait_for("the-last")
+    assert server.wait_exit() == 0
+    return server.output
+
+
+def test_no_word_and_no_key_is_in_the_log(told: str) -> None:
+    assert "CANARY" not in told
+
+
+def test_every_request_has_a_line_with_its_id(told: str) -> None:
+    lines = [line for line in told.splitlines() if "[api] request " in line or '"message":"request"' in line]
+    text = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in lines if not line.startswith("{")]
+    found = text or [json.loads(line) for line in lines]
+    assert {row["request_id"] for row in found} == {"job-1", "the-last"}
+    statuses = [int(row["status"]) for row in found]
+    assert [statuses.count(status) for status in (200, 400, 401, 404)] == [5, 5, 1, 2]
+    assert len(statuses) == 13
+    assert {row.get("error") for row in found} >= {"context_length_exceeded", "invalid_api_key", "model_not_found"}

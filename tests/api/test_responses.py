@@ -170,6 +170,20 @@ def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI, stream: boo
         assert response_id in raised.value.message
 
 
+def test_no_response_is_made_in_the_background(client: openai.OpenAI) -> None:
+    """One that was kept, one that runs, and one that there never was."""
+    made = client.responses.create(**HELLO)
+    with client.responses.stream(**HELLO) as events:
+        running = next(event.response.id for event in events if event.type == "response.created")
+        for response_id in (made.id, running):
+            with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response") as raised:
+                client.responses.cancel(response_id)
+            assert raised.value.param == "response_id"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.cancel("resp_none")
+    assert missing.value.code == "response_not_found"
+
+
 def test_delete_says_so(http: httpx.Client) -> None:
     response_id = raw(http).json()["id"]
     assert http.delete(f"/v1/responses/{response_id}").json() == {

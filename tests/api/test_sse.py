@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from trunkline.api import sse
+from trunkline.api.request_log import Record
 from trunkline.api.sse import EventStream
 from trunkline.errors import EngineDead, InvalidParameter, RequestError
 
 FRAME = b"data: 1\n\n"
-SCOPE: Any = {"type": "http", "state": {"request_id": "r-1"}}
 
 
 class Stream:
@@ -22,8 +22,10 @@ class Stream:
         self.gone = asyncio.Event()
         self.wrote = asyncio.Event()
         self.closed = False
+        self.is_running = True
         self.sent: list[Any] = []
         self.errors: list[RequestError] = []
+        self.record = Record("r-1")
         self.response = EventStream(self, self._chunks(), on_error=self.errors.append)  # type: ignore[arg-type]
 
     async def _chunks(self) -> AsyncGenerator[list[bytes], None]:
@@ -48,7 +50,8 @@ class Stream:
     async def run(self, *frames: list[bytes] | Exception | None) -> None:
         for frame in frames:
             self.frames.put_nowait(frame)
-        await self.response(SCOPE, self.receive, self.send)
+        state = {"request_id": "r-1", "record": self.record}
+        await self.response({"type": "http", "state": state}, self.receive, self.send)
 
     @property
     def bodies(self) -> list[bytes]:
@@ -66,6 +69,22 @@ async def test_frames_that_arrive_together_are_written_together() -> None:
     assert stream.bodies == [FRAME + FRAME, FRAME, b"data: [DONE]\n\n"]
     assert [message.get("more_body") for message in stream.sent[1:]] == [True, True, False]
     assert stream.closed
+
+
+async def test_what_is_left_when_the_engine_has_ended_is_written_at_once() -> None:
+    stream = Stream()
+    stream.is_running = False
+    await stream.run([FRAME], [FRAME], None)
+    assert stream.bodies == [FRAME + FRAME + b"data: [DONE]\n\n"]
+
+
+async def test_error_after_frames_that_were_not_written_yet_is_an_event_too() -> None:
+    stream = Stream()
+    stream.is_running = False
+    await stream.run([FRAME], EngineDead("The engine process ended."))
+    assert stream.status == 200
+    (body,) = stream.bodies
+    assert body.startswith(FRAME + b'data: {"error":')
 
 
 async def test_error_before_the_first_frame_is_an_http_error() -> None:

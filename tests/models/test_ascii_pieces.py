@@ -1,7 +1,6 @@
 """Ids of ASCII texts, piece by piece: always the library's, or left to the library."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 @pytest.fixture(scope="module", params=list(PRE_TOKENIZERS))
-def library(request, tmp_path_factory) -> Iterator[tokenizers.Tokenizer]:
+def library(request, tmp_path_factory) -> tokenizers.Tokenizer:
     folder = tmp_path_factory.mktemp("pre")
     loaded = load_tokenizer(str(tiny.tiny_gguf(folder / "m.gguf", pre=request.param)))
     assert isinstance(loaded, JsonTokenizer)

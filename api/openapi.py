@@ -25,7 +25,7 @@ _STATUSES = {
     429: "Too much is waiting already; `retry-after` says when to try again",
     499: "The request was cancelled",
     500: "A bug of the server, or the engine ended",
-    503: "The model is still loading, or the server is shutting down; `retry-after` says when to try again",
+    503: "The model is loading, the engine is being restarted, or the server is shutting down; `retry-after` says when to try again",
 }
 _HEADERS = {
     "x-request-id": ("The caller's own, or one that the server chose", "string"),
@@ -202,6 +202,12 @@ def _group(route: Route) -> str:
         ("/v1/detokenize", "Tokens"),
         ("/tokenize", "Tokens"),
         ("/detokenize", "Tokens"),
+        ("/v1/rerank", "Rerank and score"),
+        ("/v2/rerank", "Rerank and score"),
+        ("/v1/score", "Rerank and score"),
+        ("/rerank", "Rerank and score"),
+        ("/score", "Rerank and score"),
+        ("/v1/dashboard", "Server"),
         ("/v1/", "OpenAI"),
     ):
         if route.path.startswith(beginning):

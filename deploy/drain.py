@@ -20,8 +20,9 @@ def num_requests(url: str) -> float:
     try:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
             text = page.read().decode()
-    except OSError:
-        return 0
+    except OSError as error:
+        is_gone = isinstance(getattr(error, "reason", error), ConnectionRefusedError)
+        return 0 if is_gone else 1  # a server that is only slow to answer is busy
     told = re.findall(r"^trunkline:num_requests_(?:running|waiting)\{.*\} (\S+)$", text, re.MULTILINE)
     if not told and re.search(r"^trunkline:engine_ready\{.*\} 1", text, re.MULTILINE):
         return 1  # at least: its engine is in the middle of a long step

@@ -18,6 +18,7 @@ from tests.api.serving import MODEL, Server, wait_idle
 from tests.test_cli import fails
 from tests.tiny import tiny_model
 from trunkline.batch_files import OutputFailed, Request, Result, Results, read_requests
+from trunkline.batch_run import Tally
 from trunkline.cli import main
 from trunkline.errors import ConfigError
 
@@ -286,6 +287,16 @@ def test_a_full_server_is_asked_again(write: Write, moody: Any, capsys: pytest.C
     assert (code, len(asked)) == (0, 3)
     assert rows(out)[0]["response"]["status_code"] == 200
     assert "1 succeeded, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {"usage": "all"}, {"usage": {"prompt_tokens": "5", "prompt_tokens_details": [1]}}]
+)
+def test_numbers_that_are_none_are_not_counted(body: Any) -> None:
+    tally = Tally()
+    tally.add({"usage": {"input_tokens": 5, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 2}}})
+    tally.add(body)
+    assert tally == Tally(prompt_tokens=5, cached_tokens=2, output_tokens=3)
 
 
 def test_in_the_end_the_answer_is_what_it_is(write: Write, moody: Any) -> None:

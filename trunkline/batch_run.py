@@ -40,13 +40,11 @@ class Tally:
     output_tokens: int = 0
 
     def add(self, body: Any) -> None:
-        usage = body.get("usage") if isinstance(body, dict) else None
-        if not isinstance(usage, dict):
-            return
-        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        self.prompt_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
-        self.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
-        self.cached_tokens += details.get("cached_tokens") or 0
+        usage = _field(body, "usage")
+        details = _field(usage, "prompt_tokens_details", "input_tokens_details")
+        self.prompt_tokens += _number(_field(usage, "prompt_tokens", "input_tokens"))
+        self.output_tokens += _number(_field(usage, "completion_tokens", "output_tokens"))
+        self.cached_tokens += _number(_field(details, "cached_tokens"))
 
 
 async def run_batch(
@@ -124,6 +122,15 @@ async def _check_alive(server: Server, reason: str) -> None:
         await server.model()
     except StartupError:
         raise _gone(server, reason) from None
+
+
+def _field(value: Any, *names: str) -> Any:
+    """The first of these fields that is there; None for what is no object: any server may have answered."""
+    return next((value[name] for name in names if value.get(name)), None) if isinstance(value, dict) else None
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _engine_died(body: Any) -> bool:

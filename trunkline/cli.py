@@ -15,7 +15,7 @@ from trunkline.cli_batch import add_run_batch
 from trunkline.cli_bench import add_bench
 from trunkline.cli_check import add_grammar
 from trunkline.cli_env import add_completion, add_env
-from trunkline.cli_parser import Parser, add_command, add_group, print_help
+from trunkline.cli_parser import Parser, add_command, add_group, add_url, print_help
 from trunkline.cli_serve import add_serve, serve_config
 from trunkline.cli_settings import COMPLETING
 from trunkline.config import API_KEY_VARIABLE
@@ -108,13 +108,7 @@ def _add_complete(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _add_client_flags(command: argparse.ArgumentParser) -> None:
     """What `chat` and `complete` have in common."""
-    command.add_argument(
-        "--url",
-        "--base-url",
-        metavar="URL",
-        default="http://127.0.0.1:8000",
-        help="any OpenAI-compatible server, with or without /v1",
-    )
+    add_url(command, what="any OpenAI-compatible server, with or without /v1")
     command.add_argument("--model", "--model-name", metavar="NAME", help="(default: the first that the server lists)")
     command.add_argument("--temperature", type=float, metavar="T", default=0.2, help="0: always the likeliest token")
     command.add_argument("--api-key", metavar="KEY", help=f"(default: ${API_KEY_VARIABLE})")

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trunkline.cli_parser import Parser, add_command, count, positive
+from trunkline.cli_parser import Parser, add_command, add_url, count, positive
 from trunkline.cli_serve import check_gpu, serve_config, take_serve_flags
-from trunkline.config import API_KEY_VARIABLE
+from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL
 from trunkline.errors import ConfigError
 
 if TYPE_CHECKING:
     from trunkline.batch_files import Request, Result, Results
     from trunkline.batch_run import Tally
-
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_run_batch(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -43,9 +41,7 @@ def add_run_batch(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument(
         "-o", "--output-file", metavar="FILE", required=True, help="results; those in it are not asked for again"
     )
-    command.add_argument(
-        "--base-url", "--url", metavar="URL", help=f"of the server, with or without /v1 (default: {DEFAULT_URL})"
-    )
+    add_url(command, default=None, what=f"the server, with or without /v1 (default: {DEFAULT_URL})")
     command.add_argument(
         "--model",
         metavar="MODEL",
@@ -80,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
 
     from trunkline.batch_files import Results, read_requests
 
-    if args.base_url is not None and args.model is not None:
+    if args.url is not None and args.model is not None:
         raise ConfigError("--base-url names a server and --model starts one; leave one of them out.")
     if args.timeout <= 0:
         raise ConfigError(f"--timeout is {args.timeout:g}; allowed is any number of seconds above 0.")
@@ -115,7 +111,7 @@ async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "
     if not missing:
         return tally
     async with contextlib.AsyncExitStack() as stack:
-        url = args.base_url or DEFAULT_URL
+        url = args.url or DEFAULT_URL
         key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
         if args.serve is not None:
             from trunkline.batch_server import own_server

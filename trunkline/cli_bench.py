@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trunkline.bench import cache_cli, cli
+from trunkline.bench.tables import NONE
 from trunkline.cli_parser import Parser, add_command, add_group, positive, token_count
 from trunkline.cli_serve import engine_flags, named_model, take_serve_flags
 from trunkline.config import DTYPE_ALIASES, GRAMMAR_BACKENDS
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from trunkline.bench.steps import StepTime
     from trunkline.llm import LLM
 
-NONE = "–"  # in place of a number that there is none of
 SERVE_FLAGS = "All flags of `trunkline serve` that are about the model and the engine may follow."
 
 

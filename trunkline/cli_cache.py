@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trunkline.cli_parser import add_command
+from trunkline.cli_parser import add_command, add_url
 from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import ConfigError
 
@@ -201,7 +201,7 @@ def _width() -> int:
 
 def _command(kinds: "argparse._SubParsersAction[Any]", name: str, what: str, run: Any) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = add_command(kinds, name, what, run, examples=EXAMPLES[name])
-    command.add_argument("--url", metavar="URL", default="http://127.0.0.1:8000", help="of the server")
+    add_url(command)
     command.add_argument("--api-key", metavar="KEY", default=argparse.SUPPRESS, help=f"(default: ${API_KEY_VARIABLE})")
     command.set_defaults(api_key=None)
     command.add_argument("--json", action="store_true", help="print the server's answer as it is")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trunkline.cli_parser import Parser, add_command, add_group
+from trunkline.cli_parser import Parser, add_command, add_group, add_url
 from trunkline.config import API_KEY_VARIABLE, GRAMMAR_BACKENDS, UNSUPPORTED_POLICIES
 from trunkline.errors import ConfigError
 
@@ -41,7 +41,7 @@ def add_grammar(commands: "argparse._SubParsersAction[Parser]") -> None:
         choices=UNSUPPORTED_POLICIES,
         help="what to do with what cannot be enforced (default: as the server does)",
     )
-    command.add_argument("--url", "--base-url", metavar="URL", default="http://127.0.0.1:8000", help="of the server")
+    add_url(command)
     command.add_argument("--api-key", metavar="KEY", help=f"(default: ${API_KEY_VARIABLE})")
     command.add_argument("--json", action="store_true", help="print the server's answer as it is")
 

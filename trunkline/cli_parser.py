@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from trunkline.config import DEFAULT_URL
 from trunkline.errors import ConfigError, shown
 from trunkline.units import parse_bytes, parse_count
 
@@ -243,6 +244,11 @@ def add_group(commands: "argparse._SubParsersAction[Parser]", name: str, purpose
     """A command that needs another word; alone it prints what there is. Returns where to add those words."""
     command = add_command(commands, name, purpose, print_help, **words)
     return command.add_subparsers(metavar="what", parser_class=Parser)
+
+
+def add_url(parser: argparse.ArgumentParser, *, what: str = "the server, with or without /v1", **words: Any) -> None:
+    """--url, also called --base-url, as `args.url`: DEFAULT_URL if it is not given."""
+    parser.add_argument("--url", "--base-url", metavar="URL", **{"default": DEFAULT_URL, "help": what} | words)
 
 
 def print_help(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trunkline.bench.tables import NONE
 from trunkline.cli_engine import POLICY_HELP, add_engine_flags
 from trunkline.config import POLICIES, SchedulerConfig, engine_config
 from trunkline.errors import ConfigError, shown
@@ -37,7 +38,6 @@ TENANT_COLUMNS = (
     "times alone",
 )
 MAX_CACHE_TOKENS = 2**30  # the simulation itself has to keep account of them in memory
-NONE = "–"  # in place of a number that there is none of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,8 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's names -> ours
 DEVICES = ("auto", "cpu", "cuda")
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
+DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"  # where clients look for a server
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
 ADMIN_API_KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"  # and --admin-api-key
 
@@ -103,8 +105,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the HTTP process needs."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
     served_model_names: tuple[str, ...]
     api_keys: tuple[str, ...] = ()  # any of them is wanted of every request to /v1; none: everything is open
     admin_api_key: str | None = None  # may do what any of them may, and see and flush what belongs to others

@@ -86,6 +86,18 @@ def test_what_a_page_says(page: str, num: int) -> None:
         answering.join(60)
 
 
+def test_a_server_that_breaks_off_is_not_drained() -> None:
+    class Silent(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.close_connection = True
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Silent) as stub:
+        answering = threading.Thread(target=stub.handle_request)
+        answering.start()
+        assert drain.num_requests(f"http://127.0.0.1:{stub.server_address[1]}") == 1
+        answering.join(60)
+
+
 def test_a_server_that_is_gone_is_drained() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as stub:
         gone = f"http://127.0.0.1:{stub.server_address[1]}"

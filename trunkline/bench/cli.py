@@ -11,7 +11,7 @@ from typing import Any
 
 from trunkline.bench import load_cli
 from trunkline.bench.workloads import NAMES
-from trunkline.config import API_KEY_VARIABLE
+from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL
 from trunkline.errors import ConfigError, StartupError
 
 WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
@@ -20,10 +20,7 @@ WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline bench serve`, on a parser of the caller's."""
     parser.add_argument(
-        "--base-url",
-        metavar="URL",
-        default="http://127.0.0.1:8000",
-        help="the server, with or without /v1",
+        "--url", "--base-url", metavar="URL", default=DEFAULT_URL, help="the server, with or without /v1"
     )
     parser.add_argument("--model", metavar="NAME", help="the model's name (default: the first that /v1/models lists)")
     parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})")
@@ -124,7 +121,7 @@ async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, 
     from trunkline.bench.workloads import make_workloads, warm_up
 
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
-    async with Server(args.base_url, api_key=api_key, timeout=args.timeout) as server:
+    async with Server(args.url, api_key=api_key, timeout=args.timeout) as server:
         model = args.model or await server.model()
         texts = make_texts(args.tokenizer)
         summaries = []
@@ -141,7 +138,7 @@ async def _measure(args: argparse.Namespace, names: Sequence[str]) -> dict[str, 
     for line in remarks(summaries):
         print(line)
     return {
-        "server": {"base_url": args.base_url, "model": model, "version": server_version},
+        "server": {"base_url": args.url, "model": model, "version": server_version},
         "workloads": summaries,
     }
 

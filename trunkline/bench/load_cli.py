@@ -141,12 +141,12 @@ async def _measure(
 
     rate = math.inf if args.request_rate is None else args.request_rate
     api_key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
-    async with Server(args.base_url, api_key=api_key, timeout=args.timeout) as server:
+    async with Server(args.url, api_key=api_key, timeout=args.timeout) as server:
         model = args.model or await server.model()
         texts = make_texts(args.tokenizer)
         load = make_load(shape, texts, rate=rate, burstiness=args.burstiness, speed=args.speed or 1.0)
         await server.warm_up(texts, model, seed=shape.seed, count=args.num_warmups)
-        print(f"{shape.dataset}: {len(load):,} requests to {args.base_url}{args.endpoint}, {model}", file=sys.stderr)
+        print(f"{shape.dataset}: {len(load):,} requests to {args.url}{args.endpoint}, {model}", file=sys.stderr)
         with tqdm(total=len(load), unit="req", disable=None) as bar:
             outcomes, seconds = await server.run_load(load, model, most=args.max_concurrency, on_end=bar.update)
         version = await server.version()
@@ -155,7 +155,7 @@ async def _measure(
     if numbers["first_error"]:
         print(f"The first error: {numbers['first_error']}")
     return {
-        "server": {"base_url": args.base_url, "model": model, "version": version},
+        "server": {"base_url": args.url, "model": model, "version": version},
         "dataset": {name: getattr(shape, name) for name in shape.__slots__},
         "request_rate": None if math.isinf(rate) else rate,
         "burstiness": args.burstiness,

@@ -11,7 +11,7 @@ from typing import Any
 
 from trunkline.bench.client import Outcome
 from trunkline.bench.report import percentile
-from trunkline.bench.tables import align
+from trunkline.bench.tables import NONE, align
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
@@ -69,7 +69,7 @@ def milliseconds(outcome: Outcome, metric: str) -> list[float]:
 def load_table(numbers: Mapping[str, Any], *, metrics: Sequence[str], percentiles: Sequence[float]) -> str:
     """The numbers for people."""
     ratio = numbers["cached_token_ratio"]
-    share = "–" if ratio is None else f"{100 * ratio:.1f} %"
+    share = NONE if ratio is None else f"{100 * ratio:.1f} %"
     goodput = f", {numbers['request_goodput']:.2f} good ones" if "request_goodput" in numbers else ""
     columns = ("mean", "median", "std", *(f"p{rank:g}" for rank in percentiles))
     rows = [("ms", *columns)]
@@ -98,4 +98,4 @@ def _rounded(value: float) -> float | None:
 
 
 def _cell(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return NONE if value is None else f"{value:.1f}"

@@ -13,7 +13,7 @@ from typing import Any
 from trunkline import __version__
 from trunkline.bench.client import Outcome
 from trunkline.bench.runner import Run
-from trunkline.bench.tables import align
+from trunkline.bench.tables import NONE, align
 from trunkline.bench.workloads import Turn
 
 
@@ -148,7 +148,7 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
 
 
 def _three(milliseconds: dict[str, float | None], digits: int) -> str:
-    return "/".join("–" if value is None else f"{value:.{digits}f}" for value in milliseconds.values())
+    return "/".join(NONE if value is None else f"{value:.{digits}f}" for value in milliseconds.values())
 
 
 def platform_facts() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+NONE = "–"  # in place of a number that there is none of
+
 
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as a Markdown table; the first row is its head."""

@@ -4,6 +4,7 @@ python -m trunkline.api.reference docs/reference.md      # write the page
 python -m trunkline.api.reference                        # print it
 """
 
+import argparse
 import json
 import re
 import sys
@@ -172,9 +173,12 @@ def _cell(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="trunkline.api.reference", description="Write the reference of the HTTP API.")
+    parser.add_argument("page", nargs="?", type=Path, help="a Markdown file (default: print it)")
+    path = parser.parse_args(arguments).page
     page = render(document())
-    if arguments:
-        Path(arguments[0]).write_text(page, encoding="utf-8")
+    if path is not None:
+        path.write_text(page, encoding="utf-8")
     else:
         print(page, end="")
     return 0

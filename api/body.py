@@ -1,12 +1,12 @@
 """Reading a request's body: bounded, strict JSON, with errors that name the parameter.
 
-Refused: NaN and Infinity, numbers beyond float64, text that is not UTF-8, half surrogate pairs, and nesting that
-exhausts the parser. Knows no endpoint.
+Refused: NaN and Infinity, numbers beyond float64, text that is not UTF-8, half surrogate pairs, nesting that
+exhausts the parser, and more fields than anybody means. Knows no endpoint.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from trunkline.api.errors import BodyTooLarge
 from trunkline.errors import InvalidParameter
 
 LONGEST_PATH = 200  # characters of a parameter's path that are repeated in an error
+MOST_FIELDS = 10_000  # of a body: unknown ones are sorted and compared, and other requests wait meanwhile
 
 
 async def read_json(request: Request, max_bytes: int, *, may_be_empty: bool = False) -> dict[str, Any]:
@@ -59,7 +60,18 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise _explain(body, error) from None
     if not isinstance(value, dict):
         raise InvalidParameter(f"The request body is a JSON {_kind(value)}; it must be an object.")
+    refuse_many(value)
     return value
+
+
+def refuse_many(fields: Sized, param: str | None = None) -> None:
+    """Raises InvalidParameter if `param`, by default the body itself, has too many fields to look at each."""
+    if len(fields) > MOST_FIELDS:
+        what = f"'{param}'" if param else "The request body"
+        message = (
+            f"{what} has {len(fields)} fields; allowed are at most {MOST_FIELDS}. Leave out those that nobody reads."
+        )
+        raise InvalidParameter(message, param=param)
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -54,5 +54,11 @@ def add_dashboard(app: FastAPI) -> None:
         response.headers["vary"] = "Accept"
         return response
 
-    app.add_api_route("/", root, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
+    async def moved(request: Request) -> Response:
+        """To the page, from where people look for it. Relative, as in the page itself: a proxy may have put a path before ours."""
+        sent = request.scope.get("raw_path", b"")  # the path proper has no last slash any more
+        return RedirectResponse("../" if sent.endswith(b"/") else "./", status_code=308)
+
+    for path, answer in (("/", root), ("/dashboard", moved)):
+        app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None, include_in_schema=False)
     app.mount("/dashboard", files, name="dashboard")

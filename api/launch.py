@@ -250,6 +250,7 @@ def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    logging.getLogger("uvicorn.error").addFilter(_is_no_advice)
     return HttpServer(
         uvicorn.Config(
             app,
@@ -264,6 +265,11 @@ def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
     )
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """False for uvicorn's advice to install a WebSocket library, which would change nothing: there is no WebSocket here."""
+    return not record.getMessage().startswith("No supported WebSocket library")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trunkline.api.body import refuse_many
 from trunkline.api.cache_control import NAME as CACHE_CONTROL
 from trunkline.api.cache_control import CacheControl, Mark, PinWish, marks_in, pin_wish
 from trunkline.api.fields import read_fields, refuse_unsupported, token_id, treat_unknown
@@ -133,6 +134,7 @@ class GenerationRequest(ConstraintFields):
         refuse_unsupported(body, cls.unsupported)
         parsed = read_fields(cls, body, others=cls.unsupported.keys(), strict=strict)
         if isinstance(options := body.get("stream_options"), dict):
+            refuse_many(options, "stream_options")
             known = {f"stream_options.{name}" for name in StreamOptions.model_fields}
             treat_unknown({f"stream_options.{name}" for name in options} - known, known, strict=strict)
         if body.get("stream_options") is not None and not parsed.stream:

@@ -338,6 +338,7 @@ def test_without_a_server_the_batch_ends_and_can_go_on(
     [
         (["--base-url", "http://x", "--model", "m"], 1, "leave one of them out"),
         (["--timeout", "0"], 1, "--timeout is 0"),
+        (["--timeout", "nan"], 1, "--timeout is nan"),
         (["--concurrency", "0"], 2, "--concurrency is '0'; allowed is an integer of at least 1."),
         (["--concurency", "2"], 2, "unknown argument --concurency; did you mean --concurrency?"),
         (["--model", "m", "--max-num-seq", "2"], 2, "unknown argument --max-num-seq; did you mean --max-num-seqs?"),

@@ -80,6 +80,26 @@ def test_a_flag_with_its_default_still_counts_more(monkeypatch: pytest.MonkeyPat
     assert config("m", "--max-num-seqs", "256").engine.scheduler.max_num_seqs == 256
 
 
+@pytest.mark.parametrize(("name", "flag"), [("PORT", "--port=1"), ("VERBOSE", "--verbose")])
+def test_a_variable_that_does_not_count_may_hold_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, flag: str
+) -> None:
+    """Kubernetes sets $TRUNKLINE_PORT for a service of that name."""
+    monkeypatch.setenv(f"TRUNKLINE_{name}", "tcp://10.0.0.1:80")
+    args = make_parser().parse(["serve", "m", flag])
+    assert args.origins[name.lower()] == "flag"
+    assert fails(capsys, "serve", "m")[0] == 2
+
+
+def test_values_of_a_list_may_begin_with_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("api-key: [-abc, --def, g]\n")
+    monkeypatch.setenv("TRUNKLINE_SERVED_MODEL_NAME", "-a,b")
+    served = config("m", "--config", str(path))
+    assert served.api.api_keys == ("-abc", "--def", "g")
+    assert served.api.served_model_names == ("-a", "b")
+
+
 @pytest.mark.parametrize("off", ["", "0", "false", "NO"])
 def test_what_is_empty_or_off(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
     monkeypatch.setenv("TRUNKLINE_ENFORCE_EAGER", off)
@@ -107,8 +127,12 @@ def test_every_flag_has_its_variable() -> None:
         ("ctx-size: 3", "line 1: unknown key ctx-size; here it is --max-model-len"),
         ("enable-lora: true", "line 1: unknown key enable-lora; it is not there yet"),
         ("zzz: 3", "line 1: unknown key zzz; see trunkline serve --help"),
-        ("show-config: true", "line 1: unknown key show-config;"),
-        ("config: other.yaml", "line 1: unknown key config;"),
+        (
+            "show-config: true",
+            "line 1: show-config cannot be set in a file; leave it out, and give --show-config on the",
+        ),
+        ("config: other.yaml", "line 1: config cannot be set in a file;"),
+        ("help: true", "line 1: help cannot be set in a file;"),
         ("\n\nport: many", "line 3: --port is 'many'; allowed is an integer"),
         ("dtype: int3", "line 1: --dtype is 'int3'; allowed is one of auto"),
         ("verbose: 7", "line 1: verbose is '7'; allowed is true or false."),
@@ -129,6 +153,13 @@ def test_what_a_file_gets_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("text", "words"),
     [
         ("port: 1\nport: 2", "server.yaml, line 2: port stands in line 1 already; keep one of them."),
+        (
+            "max-model-len: 1\nmax_model_len: 2",
+            "line 2: max_model_len stands in line 1 already as max-model-len; keep one",
+        ),
+        ("dashboard: true\nno-dashboard: true", "line 2: no-dashboard stands in line 1 already as dashboard; keep one"),
+        ("port: 1\n? [port, host]\n: 2", "server.yaml, line 2: a key is a sequence; allowed is a flag's name"),
+        pytest.param("port: " + "[" * 10_000, "server.yaml is nested too deeply;", id="deep"),
         ("- port", "server.yaml holds no settings; write one on each line"),
         ("port: [", "server.yaml, line 1: "),
         ("port: 1\n--- \nport: 2", "this is not YAML."),
@@ -202,6 +233,11 @@ def test_each_setting_is_shown_with_its_origin(
     parser = make_parser().parse(["serve", "m"]).parser
     assert len(settings) == len(parser.settings()) - 1, "all but --config"
     assert not any(isinstance(action, ShowConfig) for action in parser.settings())
+
+
+def test_passwords_in_urls_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = shown(capsys, "m", "--otlp-endpoint", "http://me:hush@collector:4318")
+    assert settings["otlp-endpoint"] == ("http://…@collector:4318", "flag")
 
 
 def test_what_is_shown_can_be_a_file(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

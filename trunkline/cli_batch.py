@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.url is not None and args.model is not None:
         raise ConfigError("--base-url names a server and --model starts one; leave one of them out.")
-    if args.timeout <= 0:
+    if not args.timeout > 0:  # nor is it NaN
         raise ConfigError(f"--timeout is {args.timeout:g}; allowed is any number of seconds above 0.")
     if _same_file(args.input_file, args.output_file):
         raise ConfigError(f"--output-file is {args.output_file!r}, the same as --input-file; name another one.")

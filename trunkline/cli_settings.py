@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from trunkline.cli_parser import Parser, nearest
 from trunkline.config import API_KEY_VARIABLE
-from trunkline.errors import ConfigError, shown
+from trunkline.errors import ConfigError, shown, without_passwords
 
 PREFIX = "TRUNKLINE_"
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -51,11 +51,11 @@ class LayeredParser(Parser):
         typed, unknown = self._read(sys.argv[1:] if args is None else list(args))
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
-        environment = self._in_environment(os.environ)
+        environment = self._in_environment(os.environ, typed)
         file = typed.get("config") or next((given.values[0] for given in environment if given.flag == "--config"), None)  # type: ignore[index]
         for given in (*(self._in_file(file) if file else ()), *environment):
             with self.blaming(given.where):
-                read, _ = self._read(self._as_arguments(given))
+                read = self._read_given(given)
             for dest, value in read.items():
                 values[dest], origins[dest] = value, given.where
         if typed.get("model") is not None:  # MODEL is what the flag --model says elsewhere
@@ -82,9 +82,12 @@ class LayeredParser(Parser):
 
     # ---------------------------------------------------------------- environment
 
-    def _in_environment(self, environment: Mapping[str, str]) -> list[Given]:
+    def _in_environment(self, environment: Mapping[str, str], typed: Mapping[str, Any]) -> list[Given]:
+        """Without what is typed, too: a variable that does not count may hold anything."""
         found = []
         for action in self.settings():
+            if action.dest in typed:
+                continue
             name = variable(action)
             if text := environment.get(name, ""):
                 found.append(self._given(action, text, f"${name}"))
@@ -106,12 +109,22 @@ class LayeredParser(Parser):
     # ---------------------------------------------------------------- file
 
     def _in_file(self, path: str) -> Iterator[Given]:
-        for key, node, where in _entries(path):
+        name = os.path.basename(path)
+        seen: dict[str, tuple[str, int]] = {}  # dest -> its key, which may be spelt in several ways, and its line
+        for key, node, line in _entries(path):
+            where = f"{name}, line {line}"
             flag = "--" + key.replace("_", "-").removeprefix("--")
             action = self._option_string_actions.get(flag)
             with self.blaming(where):
-                if action is None or action not in self.settings() or flag == "--config":
+                if action is None:
                     self.error(f"unknown key {key}; {self._key_hint(flag)}")
+                if action not in self.settings() or flag == "--config":
+                    self.error(f"{key} cannot be set in a file; leave it out, and give {flag} on the command line.")
+                if action.dest in seen:
+                    other, at = seen[action.dest]
+                    alias = "" if other == key else f" as {other}"
+                    raise ConfigError(f"{where}: {key} stands in line {at} already{alias}; keep one of them.")
+                seen[action.dest] = key, line
                 if (given := self._in_node(action, flag, key, node, where)) is not None:
                     yield given
 
@@ -141,10 +154,18 @@ class LayeredParser(Parser):
             if action.option_strings and not isinstance(action, argparse._HelpAction | ShowConfig)
         ]
 
-    def _as_arguments(self, given: Given) -> list[str]:
-        """The setting as it would stand on the command line. A switch that is off stands there only if it has a flag for that."""
-        if given.values is not None:
-            return [given.flag, *given.values] if len(given.values) > 1 else [f"{given.flag}={given.values[0]}"]
+    def _read_given(self, given: Given) -> dict[str, Any]:
+        """What the setting sets, by dest. Each value of a list is read by itself, behind "=", for it may begin with "-"."""
+        if given.values is None:
+            return self._read(self._switch_as_arguments(given))[0]
+        first, *others = (self._read([f"{given.flag}={value}"])[0] for value in given.values)
+        for other in others:
+            for dest, values in other.items():
+                first[dest] = first[dest] + values
+        return first
+
+    def _switch_as_arguments(self, given: Given) -> list[str]:
+        """As it would stand on the command line. One that is off stands there only if it has a flag for that."""
         flag = given.flag
         if given.is_on:
             return [flag]
@@ -192,7 +213,7 @@ def misspelt_variables(parser: LayeredParser, environment: Mapping[str, str]) ->
 
 
 def show_settings(args: argparse.Namespace) -> str:
-    """Every setting with its origin, in a form that --config reads: a setting without a value is a comment."""
+    """Every setting with its origin, in a form that --config reads: a setting without a value is a comment. Keys and passwords are left out."""
     parser: LayeredParser = args.parser
     rows = []
     for action in parser.settings():
@@ -202,7 +223,7 @@ def show_settings(args: argparse.Namespace) -> str:
         if action.dest == "model_flag":
             value = args.model if args.model is not None else value
         origin = args.origins.get("model" if action.dest == "model_flag" and args.model else action.dest, "default")
-        line = f"{flag[2:]}: {'…' if flag in SECRET and value else _yaml(value)}"
+        line = f"{flag[2:]}: {'…' if flag in SECRET and value else without_passwords(_yaml(value))}"
         rows.append((f"# {flag[2:]}:" if value is None or value == [] else line, origin))
     width = max(len(line) for line, _ in rows)
     return "\n".join(f"{line.ljust(width)}  # {origin}" for line, origin in rows)
@@ -218,8 +239,8 @@ def _yaml(value: Any) -> str:
     return text
 
 
-def _entries(path: str) -> list[tuple[str, Any, str]]:
-    """Key, YAML node and place of each entry. Raises ConfigError for what is no file of settings."""
+def _entries(path: str) -> list[tuple[str, Any, int]]:
+    """Key, YAML node and line of each entry. Raises ConfigError for what is no file of settings."""
     import yaml
 
     name = os.path.basename(path)
@@ -233,17 +254,18 @@ def _entries(path: str) -> list[tuple[str, Any, str]]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{name}{line}: {getattr(error, 'problem', None) or error}; this is not YAML.") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; write one setting on each line.") from None
     if root is None:
         return []
     if root.id != "mapping":
         raise ConfigError(f"{name} holds no settings; write one on each line, such as max-model-len: 4096.")
-    seen: dict[str, int] = {}
     entries = []
     for key, node in root.value:
         line = key.start_mark.line + 1
-        text = str(key.value)
-        if text in seen:
-            raise ConfigError(f"{name}, line {line}: {text} stands in line {seen[text]} already; keep one of them.")
-        seen[text] = line
-        entries.append((text, node, f"{name}, line {line}"))
+        if key.id != "scalar":
+            raise ConfigError(
+                f"{name}, line {line}: a key is a {key.id}; allowed is a flag's name, such as max-model-len."
+            )
+        entries.append((key.value, node, line))
     return entries

@@ -203,7 +203,7 @@ def _integer(param: str, seen: Any, low: int, high: int) -> None:
 def _number(param: str, seen: Any, low: float, high: float) -> None:
     if (
         isinstance(seen, bool)
-        or not isinstance(seen, int | float)
+        or not isinstance(seen, (int, float))  # a union would be made anew for each number
         or not math.isfinite(seen)
         or not low <= seen <= high
     ):

@@ -94,6 +94,15 @@ async def test_a_browser_gets_the_page_and_others_where_things_are(http: httpx.A
     assert page.headers["vary"] == "Accept", "one address, two answers"
 
 
+@pytest.mark.parametrize(("path", "way"), [("/dashboard", "./"), ("/dashboard/", "../")])
+async def test_its_name_leads_to_the_page(http: httpx.AsyncClient, path: str, way: str) -> None:
+    """Also behind a proxy that puts a path before it."""
+    moved = await http.get(path, headers=BROWSER)
+    assert (moved.status_code, moved.headers["location"]) == (308, way)
+    page = await http.get(path, headers=BROWSER, follow_redirects=True)
+    assert (page.url.path, page.text) == ("/", text("index.html"))
+
+
 @pytest.mark.parametrize("name", FILES)
 async def test_every_file_has_its_type_and_the_policy(http: httpx.AsyncClient, name: str) -> None:
     types = {"html": "text/html", "css": "text/css", "js": "javascript", "svg": "image/svg+xml"}
@@ -114,7 +123,7 @@ async def test_an_unchanged_file_is_not_sent_again(http: httpx.AsyncClient) -> N
         assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
 
 
-@pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "..%2fapp.py", "%2fetc/passwd", "nothing.js", ""])
+@pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "..%2fapp.py", "%2fetc/passwd", "nothing.js"])
 async def test_nothing_else_is_served(http: httpx.AsyncClient, path: str) -> None:
     response = await http.get(f"/dashboard/{path}")
     assert response.status_code == 404
@@ -123,7 +132,7 @@ async def test_nothing_else_is_served(http: httpx.AsyncClient, path: str) -> Non
 
 async def test_it_can_be_switched_off(engine: NotingEngine, tokenizer: Tokenizer) -> None:
     async with connect(make_service(engine, tokenizer, dashboard=False)) as http:
-        for path in ("/", "/dashboard/app.js", "/v1/dashboard"):
+        for path in ("/", "/dashboard", "/dashboard/app.js", "/v1/dashboard"):
             assert (await http.get(path, headers=BROWSER)).status_code == 404
 
 

@@ -16,6 +16,7 @@ from tests.api.serving import MODEL
 from tests.api.test_app import connect, make_service
 from tests.api.test_bad_input import check_refused
 from trunkline.api import fields as fields_module
+from trunkline.api.body import MOST_FIELDS
 from trunkline.api.embeddings import EmbeddingsRequest
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.responses_protocol import ResponsesRequest
@@ -164,6 +165,19 @@ def test_so_is_one_within_another(caplog: pytest.LogCaptureFixture, monkeypatch:
     assert record.getMessage().endswith("'stream_options.include_usge' (did you mean 'stream_options.include_usage'?)")
     with pytest.raises(InvalidParameter, match=r"did you mean 'stream_options\.include_usage'"):
         ChatRequest.parse(body, strict=True)
+
+
+def test_more_fields_than_anybody_means_are_refused_unread(http: httpx.Client) -> None:
+    """A million of them would be sorted while everybody waits."""
+    many = dict.fromkeys(map(str, range(MOST_FIELDS + 1)), 1)
+    for path in ("/v1/chat/completions", "/tokenize", "/v1/grammar/check"):
+        answer = http.post(path, json=many)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(
+            "The request body has 10001 fields; allowed are at most 10000."
+        )
+    answer = http.post("/v1/chat/completions", json={"messages": HELLO, "stream": True, "stream_options": many})
+    assert check_refused(answer, "stream_options")["message"].startswith("'stream_options' has 10001 fields; allowed")
 
 
 @ROUTE

@@ -1,6 +1,8 @@
 """The life of a `trunkline serve` process: start, stop, and every way of not starting."""
 
+import asyncio
 import json
+import logging
 import os
 import re
 import select
@@ -16,7 +18,9 @@ import httpx
 import pytest
 
 from tests.api.serving import CONTEXT, MODEL, PATIENCE, Server, children, sse_events
-from trunkline.api.launch import bind, exposure
+from tests.api.test_app import make_service
+from trunkline.api.app import create_app
+from trunkline.api.launch import bind, exposure, make_http_server
 from trunkline.config import ApiConfig
 from trunkline.errors import ConfigError, shown
 
@@ -208,6 +212,22 @@ def test_host_that_is_not_ours(host: str) -> None:
 def test_port_zero_takes_a_free_one() -> None:
     with bind("127.0.0.1", 0) as one, bind("127.0.0.1", 0) as two:
         assert one.getsockname()[1] != two.getsockname()[1]
+
+
+async def test_who_asks_for_a_websocket_is_answered_over_http_and_nobody_is_advised(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with bind("127.0.0.1", 0) as listener, caplog.at_level(logging.WARNING, "uvicorn"):
+        http = make_http_server(create_app(make_service()), verbose=False)
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        upgrade = "Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        writer.write(f"GET /v1/nothing HTTP/1.1\r\nHost: test\r\n{upgrade}\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404 ")
+        writer.close()
+        http.should_exit = True
+        await serving
+    assert caplog.messages == ["Unsupported upgrade request."]
 
 
 def test_api_process_never_imports_torch() -> None:

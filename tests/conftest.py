@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined: without a GPU they run in NumPy
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared machine stalls now and then, so no example has a deadline. A test that needs another number of examples says so itself.
 _patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,6 +14,7 @@ from tests.bench.fake_server import FakeServer
 from tests.tiny import tiny_model
 
 LOCUSTFILE = Path(__file__).resolve().parents[2] / "loadtests" / "locustfile.py"
+USERS = 4
 SECONDS = 120  # only for what would otherwise hang
 
 pytestmark = pytest.mark.slow
@@ -27,9 +28,9 @@ def locust(url: str, *flags: str, answers: int = 8) -> tuple[int, str]:
     """Exit code and output of a run that ends once there are `answers`."""
     shape = (
         "--users",
-        "4",
+        str(USERS),
         "--spawn-rate",
-        "4",
+        str(USERS),
         "--run-time",
         "60s",
         "--stop-timeout",
@@ -61,24 +62,24 @@ def test_rows_of_table_csv_and_report(tmp_path: Path) -> None:
     assert code == 0, output
     assert re.search(r"TTFT ms +rag +\d+ +0\(0\.00%\)", output)
     chats = [body for path, body in server.requests if path == "/v1/chat/completions"]
-    assert f"{16 * len(chats):,} of them cached" in output
-    assert f"{8 * len(chats):,} output tokens" in output
     assert len({body["messages"][0]["content"] for body in chats}) == 2  # one system prompt for each application
     assert all(body["stream"] and body["max_tokens"] == 8 for body in chats)
 
     rows = table(tmp_path / "run_stats.csv")
-    counts = {
-        row: int(rows["rag", row]["Request Count"]) for row in ("POST", "TTFT ms", "TPOT ms", "cached %", "cached")
+    (answers,) = {
+        int(rows["rag", row]["Request Count"]) for row in ("POST", "TTFT ms", "TPOT ms", "cached %", "cached")
     }
-    assert set(counts.values()) == {len(chats)}
+    assert answers <= len(chats) <= answers + USERS  # what was under way when the run ended
+    assert f"{16 * answers:,} of them cached" in output
+    assert f"{8 * answers:,} output tokens" in output
     assert float(rows["rag", "cached"]["Average Response Time"]) == 16
     models = int(rows["/v1/models", "GET"]["Request Count"])
-    assert int(rows["Aggregated", ""]["Request Count"]) == len(chats) + models  # measures are no requests
+    assert int(rows["Aggregated", ""]["Request Count"]) == answers + models  # measures are no requests
 
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert '"TTFT ms"' in page  # a row of Locust's own
     added = page[page.index('<section id="trunkline"') :]
-    assert added.count("<svg") == 2 and f"<td>rag</td><td>{len(chats)}</td><td>0</td>" in added
+    assert added.count("<svg") == 2 and f"<td>rag</td><td>{answers}</td><td>0</td>" in added
     assert added.rstrip().endswith("</html>")
 
 
@@ -139,8 +140,9 @@ def test_workers_report_to_the_master(tmp_path: Path) -> None:
                 process.kill()
     assert [process.returncode for process in running] == [0, 0, 0], outputs
     chats = [body for path, body in server.requests if path == "/v1/chat/completions"]
-    assert f"{16 * len(chats):,} of them cached" in outputs[0]
-    assert int(table(tmp_path / "run_stats.csv")["rag", "TTFT ms"]["Request Count"]) == len(chats)
+    answers = int(table(tmp_path / "run_stats.csv")["rag", "TTFT ms"]["Request Count"])
+    assert answers <= len(chats) <= answers + USERS  # what was under way when the run ended
+    assert f"{16 * answers:,} of them cached" in outputs[0]
     assert "of them cached" not in outputs[1] + outputs[2]
     asked = [body["messages"][-1]["content"] for body in chats]
     assert len(set(asked)) == len(asked)  # the users of two workers are not the same people

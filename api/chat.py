@@ -6,7 +6,7 @@
 Start reading here to follow a request through Trunkline: next come api/client.py and trunkline/messages.py.
 """
 
-import uuid
+import secrets
 from typing import NamedTuple
 
 import msgspec
@@ -97,7 +97,7 @@ async def chat_completions(request: Request) -> Response:
     service.check_ready()
     body = await read_json(request, service.config.max_body_bytes)
     chat = ChatRequest.parse(body, strict=service.config.strict_params)
-    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+    answer_id = f"chatcmpl-{secrets.token_hex(16)}"
     model, prompt, plan, constrained, reports, generation = await start_chat(request, chat, answer_id)
     answer = ChatAnswer(chat, model, answer_id, plan, constrained, reports, prompt.documents_order)
     if chat.stream:

@@ -5,8 +5,8 @@ returned.
 """
 
 import codecs
+import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
@@ -45,7 +45,7 @@ async def completions(request: Request) -> Response:
     constrained = await Constrained.of(service, sampling.constraint)
     prompts = await read_prompts(service.llm, completion)
     reports = CacheReports(prompts, service.page_size) if completion.cache_report else None
-    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    answer_id = f"cmpl-{secrets.token_hex(16)}"
     answer = CompletionAnswer(completion, model, answer_id, service.llm.tokenizer, constrained, prompts, reports)
     generation = service.llm.submit(
         [prompt.token_ids for prompt in prompts],

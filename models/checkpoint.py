@@ -152,8 +152,8 @@ def builtin_model() -> str:
 def _missing(path: str) -> ModelError:
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not path.endswith(".gguf"):  # organisation/name
         return ModelError(
-            f"{path} is not a local path, and downloading from the Hugging Face hub is not built yet: download the"
-            " model and give its folder, or a GGUF file."
+            f"{path} is not a local path, and models are not downloaded by themselves: run"
+            f" hf download {path} --local-dir FOLDER and give the folder (docs/serving-your-model.md), or give a GGUF file."
         )
     return ModelError(f"{path} does not exist: give a Hugging Face folder or a GGUF file.")
 

@@ -120,7 +120,7 @@ class Constraints:
         compiled, vocabulary, sampling = request.compilation.result(), self.grammars.vocabulary, request.sampling
         rules = Rules(
             after=self._mark(request.grammar.after, vocabulary),
-            stop_ids=sampling.stop_token_ids,
+            stop_ids=tuple(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
         )

@@ -1,5 +1,6 @@
 """The command line: flags, defaults, help, words for mistakes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -291,7 +292,10 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
             1,
             "No server answers at http://127.0.0.1:9/v1: Connection refused.",
         ),
-        (["chat", "--url", "nonsense"], 1, "nonsense"),
+        (["chat", "--url", "nonsense"], 1, "No server answers at http://nonsense/v1: "),
+        (["chat", "--url", "127.0.0.1:9"], 1, "No server answers at http://127.0.0.1:9/v1: Connection refused."),
+        (["cache", "tree", "--url", "127.0.0.1:9"], 1, "No server answers at http://127.0.0.1:9/v1: Connection"),
+        (["bench", "serve", "--url", "127.0.0.1:9"], 1, "GET http://127.0.0.1:9/v1/models failed"),
     ],
 )
 def test_mistakes_get_one_sentence(
@@ -345,6 +349,25 @@ def test_python_m_trunkline() -> None:
     command = [sys.executable, "-m", "trunkline", "--version"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert ended.stdout == f"trunkline {trunkline.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["env"], ["bench", "--help"], ["chat", "--url", "nowhere:1"]])
+def test_a_reader_that_leaves_ends_it_quietly(arguments: list[str]) -> None:
+    """Both streams go into a pipe that nobody reads any more, as in `trunkline … 2>&1 | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "trunkline", *arguments],
+            stdout=writer,
+            stderr=subprocess.PIPE if "chat" not in arguments else writer,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            check=False,
+            timeout=60,
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr or b"") == (141, b"")
 
 
 def test_help_imports_nothing_heavy() -> None:

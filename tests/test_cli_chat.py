@@ -4,7 +4,7 @@ import contextlib
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import pytest
 
 from tests.test_cli import fails
 from trunkline.cli import main
-from trunkline.cli_chat import chat, complete
+from trunkline.cli_chat import COMMANDS, chat, complete
 from trunkline.errors import StartupError
 
 
@@ -22,11 +22,16 @@ class Answerer(BaseHTTPRequestHandler):
 
     asked: ClassVar[list[dict[str, Any]]]
     key: ClassVar[str | None]
+    unready: ClassVar[list[str]]  # what it says instead, while there is something: codes of a 503
 
     def _refused(self) -> bool:
         """Whether the request was refused, for want of the key or of the right path."""
         if not self.path.startswith("/v1/") or self.path.startswith("/v1/v1"):
             self._send(404, b"{}")
+            return True
+        if self.unready:
+            error = {"message": "The model is still loading.", "code": self.unready.pop(0)}
+            self._send(503, json.dumps({"error": error}).encode())
             return True
         if self.key is not None and self.headers["authorization"] != f"Bearer {self.key}":
             self._send(401, b'{"error": {"message": "Send a header."}}')
@@ -51,6 +56,8 @@ class Answerer(BaseHTTPRequestHandler):
         else:
             pieces = [str(len(body["messages"])), " messages"]
             chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces]
+        if last == "long":
+            chunks[-1]["choices"][0]["finish_reason"] = "length"
         if last == "break":
             chunks = [chunks[0], {"error": {"message": "The engine died."}}]
         if last == "nonsense":
@@ -65,6 +72,7 @@ class Answerer(BaseHTTPRequestHandler):
     def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
+        self.send_header("retry-after", "0")
         self.end_headers()
         self.wfile.write(body)
 
@@ -80,9 +88,9 @@ def answerer() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 @contextlib.contextmanager
-def answering(key: str | None = None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def answering(key: str | None = None, unready: Sequence[str] = ()) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     asked: list[dict[str, Any]] = []
-    handler = type("Handler", (Answerer,), {"asked": asked, "key": key})
+    handler = type("Handler", (Answerer,), {"asked": asked, "key": key, "unready": list(unready)})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -111,7 +119,7 @@ def test_quick_message_with_options(answerer: Answers, capsys: pytest.CaptureFix
     assert main(arguments) == 0
     assert capsys.readouterr().out == "1 messages\n"
     assert (asked[0]["temperature"], asked[0]["model"], asked[0]["authorization"]) == (0, "m", "Bearer k")
-    assert "max_tokens" not in asked[0]
+    assert asked[0]["max_tokens"] == 512
 
 
 @pytest.mark.parametrize(
@@ -194,3 +202,62 @@ def test_key_that_is_missing_or_wrong_is_asked_for(
         monkeypatch.setenv("TRUNKLINE_API_KEY", "secret")
         assert main(arguments) == 0
     assert len(asked) == 1
+
+
+# ---------------------------------------------------------------- a server that loads
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "m"]])
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_server_that_loads_is_waited_for(capsys: pytest.CaptureFixture[str], command: str, model: list[str]) -> None:
+    with answering(unready=["model_loading"] * 2) as (url, asked):
+        assert main([command, "--url", url, "-q", "hello", *model]) == 0
+    assert len(asked) == 1
+    assert capsys.readouterr().err == "The model is still loading. Waiting for it; Ctrl-C ends that.\n", "once"
+
+
+def test_not_for_ever(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.cli_client.LONGEST_WAIT", 0)
+    unready = ["model_loading"] * 9
+    with answering(unready=unready) as (url, asked):
+        assert main(["chat", "--url", url, "-q", "hello"]) == 1
+    assert asked == [] and "error: The model is still loading." in capsys.readouterr().err
+
+
+def test_one_that_has_lost_its_engine_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(unready=["engine_dead"]) as (url, asked):
+        assert fails(capsys, "chat", "--url", url, "-q", "hello")[0] == 1
+    assert asked == []
+
+
+# ---------------------------------------------------------------- words that are no message
+
+
+def test_commands_are_not_sent(answerer: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    url, asked = answerer
+    assert chat(url, lines=io.StringIO("/help\n/foo bar\nexit\n quit\n /etc is a folder\n/exit\nnever\n")) == 0
+    told = capsys.readouterr()
+    assert [body["messages"][-1]["content"] for body in asked] == [" /etc is a folder"]
+    assert told.out.splitlines()[1:] == [COMMANDS, "1 messages"]
+    assert told.err.splitlines() == [
+        "There is no /foo; /help lists what there is. With a space before it, the line is sent.",
+        "'exit' is not sent: /quit, or Ctrl-D, ends the chat.",
+        "'quit' is not sent: /quit, or Ctrl-D, ends the chat.",
+    ]
+    assert all(word in COMMANDS for word in ("/new", "/quit", "/exit", "/help"))
+
+
+def test_an_answer_that_is_cut_off_says_so(answerer: Answers, capsys: pytest.CaptureFixture[str]) -> None:
+    url, _ = answerer
+    assert main(["chat", "--url", url, "-q", "long", "--max-tokens", "7"]) == 0
+    assert "has reached --max-tokens" in capsys.readouterr().err
+    assert chat(url, lines=io.StringIO("long\nshort\n")) == 0
+    assert capsys.readouterr().err.count("has reached --max-tokens") == 1
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_words_without_a_flag_are_meant_as_a_message(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    told = f"trunkline {command}: error: unknown argument hello; to send a text, write --quick "
+    assert fails(capsys, command, "hello") == (2, told + "hello")
+    assert fails(capsys, command, "hello", "it's me") == (2, told + "'hello it'\"'\"'s me'")
+    assert fails(capsys, command, "hello", "--quik")[1].endswith("unknown argument --quik; did you mean --quick?")

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from trunkline import Constraint, SamplingParams
+from trunkline.constraint import KINDS
 from trunkline.errors import InvalidParameter
 from trunkline.messages import Generate, decode_to_engine, encode
+from trunkline.sampling import CONSTRAINT_NAMES
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -28,10 +30,10 @@ NAN, INFINITY = float("nan"), float("inf")
         ("seed", [None, 0, -(2**63), 2**64 - 1], [2**64, -(2**63) - 1, 0.5]),
         ("logprobs", [None, 0, 20], [-1, 21, True]),
         ("prompt_logprobs", [None, 0, 20], [-1, 21]),
-        ("stop", [(), ("a",)], ["a", ("",), (3,), ("a",) * 65, ("a" * 1025,)]),
-        ("stop_token_ids", [(), (2,)], [[2], (-1,), (2.0,), (1,) * 1025]),
-        ("allowed_token_ids", [None, (2,), (0, 2**31 - 1)], [(), [2], (-1,), (2.0,), (1,) * 65_537]),
-        ("bad_words", [(), ("a", " b")], ["a", ["a"], ("",), (3,), ("a",) * 1025, ("a" * 1025,)]),
+        ("stop", [(), ("a",)], [3, "", {"a"}, ("",), (3,), ("a",) * 65, ("a" * 1025,)]),
+        ("stop_token_ids", [(), (2,)], [2, "2", (-1,), (2.0,), (1,) * 1025]),
+        ("allowed_token_ids", [None, (2,), (0, 2**31 - 1)], [(), [], 2, (-1,), (2.0,), (1,) * 65_537]),
+        ("bad_words", [(), ("a", " b")], ["a", ("",), [3], (3,), ("a",) * 1025, ("a" * 1025,)]),
         ("ignore_eos", [True, False], [1, None]),
     ],
 )
@@ -43,6 +45,19 @@ def test_ranges(param: str, allowed: list[Any], refused: list[Any]) -> None:
             SamplingParams(**{param: value})
         assert caught.value.param == param
         assert f"'{param}' is " in caught.value.message and "; allowed is " in caught.value.message
+
+
+def test_sequences_may_be_lists_and_stop_a_string() -> None:
+    given = SamplingParams(stop=["\n", "b"], stop_token_ids=[2], allowed_token_ids=[2, 3], bad_words=["a"])
+    kept = SamplingParams(stop=("\n", "b"), stop_token_ids=(2,), allowed_token_ids=(2, 3), bad_words=("a",))
+    assert given == kept and given.stop == ("\n", "b")
+    assert SamplingParams(stop="\n\n").stop == ("\n\n",)
+    sent = Generate(request_id="r", prompt=b"\x01\x00\x00\x00", sampling=given)
+    assert decode_to_engine(encode([sent])) == [sent], "and a decoder's lists are tuples again"
+
+
+def test_none_is_an_empty_sequence() -> None:
+    assert SamplingParams(**dict.fromkeys(("stop", "stop_token_ids", "bad_words"))) == SamplingParams()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("param", "value"), [("allowed_token_ids", (2,)), ("bad_words", ("a",))])
@@ -80,6 +95,11 @@ def test_token_ids_must_be_of_the_vocabulary(params: dict[str, Any]) -> None:
         sampling.check_vocabulary(10)
 
 
+def test_names_for_constraints_are_kinds_of_one() -> None:
+    assert set(CONSTRAINT_NAMES.values()) <= set(KINDS)
+    assert not set(CONSTRAINT_NAMES) & set(SamplingParams.__struct_fields__)
+
+
 def test_greedy_and_penalizing() -> None:
     assert SamplingParams(temperature=0).greedy and SamplingParams(top_k=1).greedy
     assert not SamplingParams().greedy and not SamplingParams().penalizes
@@ -101,6 +121,12 @@ def test_all_of_it_reaches_the_engine() -> None:
     [
         ("max_token", "SamplingParams has no parameter 'max_token'. Did you mean 'max_tokens'?"),
         ("stop_strings", "Did you mean 'stop"),
+        (
+            "structured_outputs",
+            "no parameter 'structured_outputs'. Give constraint=Constraint(json_schema=…); `from trunk",
+        ),
+        ("guided_json", "no parameter 'guided_json'. Give constraint=Constraint(json_schema=…)"),
+        ("guided_regex", "Give constraint=Constraint(regex=…)"),
         ("zzz", "SamplingParams has no parameter 'zzz'. There are n, max_tokens, "),
     ],
 )

@@ -141,7 +141,8 @@ class OutputFailed(StartupError):
 class Results:
     """The output file, open for appending, and what is in it already. Only one process at a time may have it.
 
-    retry_failed  results other than 200 count as missing; new ones take their places
+    retry_failed  results other than 200 count as missing; new ones take their places. Those of lines that were no requests
+                  are dropped, for the lines may have been mended
 
     Raises ConfigError if it cannot be written, is no regular file, another process has it, or it holds something else than
     results of these requests.
@@ -187,6 +188,15 @@ class Results:
     def missing(self) -> Iterator[Request]:
         """Requests without a result yet, in order."""
         return (request for request in self._requests if request.key not in self._places)
+
+    def failures(self) -> Iterator[str]:
+        """Of each result other than 200, in order, before `finish`: "a: 400, invalid_value: …"; "line 3: …"."""
+        for request in self._requests:
+            place = self._places.get(request.key)
+            if place is not None and not place.succeeded:
+                self._file.seek(place.start)
+                name = f"line {request.line}" if request.custom_id is None else request.custom_id
+                yield f"{name}: {_why(json.loads(self._file.read(place.length)))}"
 
     def add(self, request: Request, result: Result) -> None:
         """Append a line, and hand it to the system at once. Raises OutputFailed."""
@@ -258,14 +268,13 @@ class Results:
                 self._file.truncate(start)
                 break
             key, succeeded = self._result(number, line)
-            if key not in wanted:
-                raise ConfigError(
-                    f"{self.path}, line {number} is the result of {shown(key)}, which is not in this batch; name another"
-                    " --output-file, or move that one away."
-                )
+            is_dropped = self._retry_failed and isinstance(key, int)
+            if key not in wanted and not is_dropped:
+                raise ConfigError(f"{self.path}, line {number} is the result of {_not_in_batch(key)}")
             if not has_end:
                 self._file.write(b"\n")
-            self._places[key] = _Place(start, len(line) + (not has_end), succeeded)
+            if not is_dropped:
+                self._places[key] = _Place(start, len(line) + (not has_end), succeeded)
             start += len(line)
         if self._retry_failed:
             self._places = {key: place for key, place in self._places.items() if place.succeeded}
@@ -284,6 +293,24 @@ class Results:
             raise ConfigError(
                 f"{self.path}, line {number} is no result of a batch, so nothing is written there; name another --output-file."
             ) from None
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Status, code and message of a result, as far as it has them."""
+    response = row["response"] or {}
+    body = response.get("body")
+    error = row["error"] or (body.get("error") if isinstance(body, dict) else body)
+    fields = [error.get("code"), error.get("message")] if isinstance(error, dict) else [error]
+    status = response.get("status_code")
+    code = ", ".join(str(part) for part in (status, *fields[:-1]) if part)
+    return ": ".join(str(part) for part in (code, fields[-1]) if part)
+
+
+def _not_in_batch(key: Key) -> str:
+    otherwise = "name another --output-file, or move that one away."
+    if isinstance(key, int):
+        return f"input line {key}, which was no request and has changed since; add --retry-failed, {otherwise}"
+    return f"{shown(key)}, which is not in this batch; {otherwise}"
 
 
 def _is_json(text: bytes) -> bool:

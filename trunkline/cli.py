@@ -1,11 +1,12 @@
 """The command line: which commands there are. Parses flags; the work is imported when it is done.
 
 Flags are named as in vLLM where the meaning is the same. An error is one sentence on stderr: exit code 2 for a flag that does not
-exist or cannot be read, 1 for anything that cannot be done.
+exist or cannot be read, 1 for anything that cannot be done, 141 if whoever read the output has gone (`| head`), as a shell has it.
 """
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from trunkline.cli_batch import add_run_batch
 from trunkline.cli_bench import add_bench
 from trunkline.cli_check import add_grammar
 from trunkline.cli_env import add_completion, add_env
-from trunkline.cli_parser import Parser, add_command, add_group, add_url, print_help
+from trunkline.cli_parser import Parser, add_command, add_group, add_url, positive, print_help
 from trunkline.cli_serve import add_serve, serve_config
 from trunkline.cli_settings import COMPLETING
 from trunkline.config import API_KEY_VARIABLE
@@ -24,8 +25,24 @@ from trunkline.errors import StartupError
 __all__ = ("main", "make_parser", "serve_config")
 
 
+READER_GONE = 128 + 13  # a shell's exit code of what SIGPIPE ends
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, and not when Python ends, where an error could not be caught
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # Python flushes both once more
+            os.dup2(nowhere, stream.fileno())
+        return READER_GONE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     args = None
     try:
         parser = make_parser()
@@ -74,7 +91,7 @@ def _add_chat(commands: "argparse._SubParsersAction[Parser]") -> None:
         "chat",
         "talk to a running server",
         _chat,
-        about="/new forgets the conversation; /quit, or Ctrl-D, ends it.",
+        about="/new forgets the conversation; /quit, or Ctrl-D, ends it; /help lists the commands.",
         examples=(
             "chat",
             "chat --temperature 0 --quick 'What is the capital of France?'",
@@ -84,9 +101,7 @@ def _add_chat(commands: "argparse._SubParsersAction[Parser]") -> None:
     _add_client_flags(command)
     command.add_argument("--system", metavar="TEXT", help="a system message at the start")
     command.add_argument("--quick", "-q", metavar="MESSAGE", help="send one message, print the answer, and leave")
-    command.add_argument(
-        "--max-tokens", type=int, metavar="N", help="of an answer (default: until the context is full)"
-    )
+    command.add_argument("--max-tokens", type=positive, metavar="N", default=512, help="of an answer")
 
 
 def _add_complete(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -108,10 +123,21 @@ def _add_complete(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _add_client_flags(command: argparse.ArgumentParser) -> None:
     """What `chat` and `complete` have in common."""
+    command.set_defaults(take_rest=_refuse_rest)
     add_url(command, what="any OpenAI-compatible server, with or without /v1")
     command.add_argument("--model", "--model-name", metavar="NAME", help="(default: the first that the server lists)")
     command.add_argument("--temperature", type=float, metavar="T", default=0.2, help="0: always the likeliest token")
     command.add_argument("--api-key", metavar="KEY", help=f"(default: ${API_KEY_VARIABLE})")
+
+
+def _refuse_rest(args: argparse.Namespace, unknown: list[str]) -> None:
+    """Words without a flag are meant as what to send."""
+    if unknown and not any(word.startswith("-") for word in unknown):
+        args.parser.error(
+            f"unknown argument {unknown[0]}; to send a text, write --quick {shlex.quote(' '.join(unknown))}"
+        )
+    if unknown:
+        args.parser.error(args.parser.describe_unknown(unknown))
 
 
 def _chat(args: argparse.Namespace) -> int:

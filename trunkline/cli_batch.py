@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from trunkline.batch_files import Request, Result, Results
     from trunkline.batch_run import Tally
 
+SOME_FAILED = 3  # exit code: all requests have a result, and some of them another than status 200
+NUM_SHOWN, MESSAGE_CHARACTERS = 3, 200  # of what has failed
+
 
 def add_run_batch(commands: "argparse._SubParsersAction[Parser]") -> None:
     """The command `trunkline run-batch`."""
@@ -34,7 +38,8 @@ def add_run_batch(commands: "argparse._SubParsersAction[Parser]") -> None:
             "run-batch -i in.jsonl -o out.jsonl --model path/to/model    # without a server; flags of `trunkline serve` may follow",
             "run-batch -i in.jsonl -o out.jsonl --retry-failed           # send those again that failed",
         ),
-        more="The files' format, and what becomes of lines that fail: docs/cli.md.",
+        more=f"The exit code is {SOME_FAILED} if some requests failed. The files' format, and what becomes of lines that fail:"
+        " docs/cli.md.",
     )
     command.set_defaults(take_rest=_take_rest)
     command.add_argument("-i", "--input-file", metavar="FILE", required=True, help="requests, one JSON object a line")
@@ -75,6 +80,7 @@ def _run(args: argparse.Namespace) -> int:
     import asyncio
 
     from trunkline.batch_files import Results, read_requests
+    from trunkline.cli_client import ApiClient
 
     if args.url is not None and args.model is not None:
         raise ConfigError("--base-url names a server and --model starts one; leave one of them out.")
@@ -84,23 +90,43 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--output-file is {args.output_file!r}, the same as --input-file; name another one.")
     requests = read_requests(args.input_file)
     with Results(args.output_file, requests, retry_failed=args.retry_failed) as results:
-        started, before = time.monotonic(), results.num_done
+        before = results.num_done
         if before:
             print(f"{before:,} of {len(requests):,} results are in {args.output_file} already.", file=sys.stderr)
         try:
-            tally = asyncio.run(_answer(args, results, len(requests)))
+            if args.serve is None and any(results.missing()):
+                ApiClient(args.url or DEFAULT_URL, api_key=_key(args)).first_model()  # is anybody there?
+            tally, seconds = asyncio.run(_answer(args, results, len(requests)))
         except KeyboardInterrupt:
             done = f"{results.num_done:,} of {len(requests):,} results are in {args.output_file}"
             print(f"\n{done}; run the same command again to go on.", file=sys.stderr)
             return 130
+        failures = list(itertools.islice(results.failures(), NUM_SHOWN))
         results.finish()
         failed = len(requests) - results.num_succeeded
-        print(_summary(results, len(requests), before, tally, time.monotonic() - started))
-        return 1 if failed == len(requests) else 0
+        print(_summary(results, len(requests), before, tally, seconds))
+        if not failed:
+            return 0
+        more = [f"  and {failed - len(failures):,} more"] if failed > len(failures) else []
+        told = [f"  {_shortened(failure)}" for failure in failures]
+        print(
+            "\n".join(["Failed:", *told, *more, "Once the cause is mended, --retry-failed asks for them again."]),
+            file=sys.stderr,
+        )
+        return 1 if failed == len(requests) else SOME_FAILED
 
 
-async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "Tally":
-    """Ask for every result that is missing."""
+def _key(args: argparse.Namespace) -> str | None:
+    return args.api_key or os.environ.get(API_KEY_VARIABLE) or None
+
+
+def _shortened(sentence: str) -> str:
+    line = " ".join(sentence.split())
+    return line if len(line) <= MESSAGE_CHARACTERS else f"{line[: MESSAGE_CHARACTERS - 1]}…"
+
+
+async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "tuple[Tally, float]":
+    """Ask for every result that is missing. Returns what it took: tokens, and seconds from when the server was ready."""
     from tqdm import tqdm
 
     from trunkline.batch_run import Tally, run_batch
@@ -109,10 +135,9 @@ async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "
     tally = Tally()
     missing = list(results.missing())
     if not missing:
-        return tally
+        return tally, 0.0
     async with contextlib.AsyncExitStack() as stack:
-        url = args.url or DEFAULT_URL
-        key = args.api_key or os.environ.get(API_KEY_VARIABLE) or None
+        url, key = args.url or DEFAULT_URL, _key(args)
         if args.serve is not None:
             from trunkline.batch_server import own_server
 
@@ -122,7 +147,7 @@ async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "
             url = await stack.enter_async_context(own_server(config))
             key = next(iter(config.api.api_keys), None)
         server = await stack.enter_async_context(Server(url, api_key=key, timeout=args.timeout))
-        await server.model()  # is anybody there?
+        started = time.monotonic()
         bar = stack.enter_context(
             tqdm(total=total, initial=total - len(missing), desc="Batch", unit="req", disable=None)
         )
@@ -133,7 +158,7 @@ async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "
             bar.update()
 
         await run_batch(server, missing, note, concurrency=args.concurrency, max_retries=args.max_retries)
-    return tally
+    return tally, time.monotonic() - started
 
 
 def _summary(results: "Results", total: int, before: int, tally: "Tally", seconds: float) -> str:

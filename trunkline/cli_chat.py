@@ -7,6 +7,8 @@ from typing import Any, TextIO
 
 from trunkline.cli_client import ApiClient, ServerError
 
+COMMANDS = "/new starts over; /quit, /exit or Ctrl-D ends the chat; Ctrl-C cuts an answer short; /help prints this."
+
 
 def chat(
     url: str,
@@ -27,10 +29,8 @@ def chat(
     model = model or client.first_model()
     opening = [{"role": "system", "content": system}] if system else []
     if quick is not None:
-        return (
-            0 if print_answer(client.answer(model, [*opening, {"role": "user", "content": quick}])) is not None else 1
-        )
-    print(f"Talking to {model} at {url}. /new starts over, /quit or Ctrl-D ends.")
+        return 0 if _ask(client, model, [*opening, {"role": "user", "content": quick}]) is not None else 1
+    print(f"Talking to {model} at {url}. /new starts over, /quit or Ctrl-D ends, /help lists the commands.")
     messages = list(opening)
     for line in read_lines(lines):
         match line.strip():
@@ -41,13 +41,34 @@ def chat(
             case "/new":
                 messages = list(opening)
                 continue
+            case "/help":
+                print(COMMANDS)
+                continue
+            case "exit" | "quit":
+                print(f"{line.strip()!r} is not sent: /quit, or Ctrl-D, ends the chat.", file=sys.stderr)
+                continue
+        if line.startswith("/"):
+            word = line.split(maxsplit=1)[0]
+            print(
+                f"There is no {word}; /help lists what there is. With a space before it, the line is sent.",
+                file=sys.stderr,
+            )
+            continue
         messages.append({"role": "user", "content": line})
-        answer = print_answer(client.answer(model, messages))
+        answer = _ask(client, model, messages)
         if answer is None:
             messages.pop()
         else:
             messages.append({"role": "assistant", "content": answer})
     return 0
+
+
+def _ask(client: ApiClient, model: str, messages: list[dict[str, str]]) -> str | None:
+    """Print the answer, and say so if it had to end. Returns None if there is none."""
+    answer = print_answer(client.answer(model, messages))
+    if answer is not None and client.finish_reason == "length":
+        print("The answer has reached --max-tokens, or the end of the context; it is cut off.", file=sys.stderr)
+    return answer
 
 
 def complete(

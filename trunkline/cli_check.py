@@ -10,6 +10,7 @@ from typing import Any
 from trunkline.cli_parser import Parser, add_command, add_group, add_url
 from trunkline.config import API_KEY_VARIABLE, GRAMMAR_BACKENDS, UNSUPPORTED_POLICIES
 from trunkline.errors import ConfigError
+from trunkline.units import format_bytes
 
 
 def add_grammar(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -64,12 +65,12 @@ def lines(told: dict[str, Any]) -> list[str]:
     """The server's answer in words."""
     if told["ok"]:
         costs = [
-            f"{words} {told[field]:,.4g}{unit}"
-            for field, words, unit in (
-                ("compile_ms", "compiled in", " ms"),
-                ("mask_us", "a mask takes", " µs"),
-                ("num_bytes", "bytes:", ""),
-                ("shortest_tokens", "tokens of a short text:", ""),
+            f"{words} {show(told[field])}"
+            for field, words, show in (
+                ("compile_ms", "compiled in", "{:,.4g} ms".format),
+                ("mask_us", "a mask takes", "{:,.4g} µs".format),
+                ("num_bytes", "it has", format_bytes),
+                ("shortest_tokens", "tokens of a short text:", "{:,}".format),
             )
             if told.get(field) is not None
         ]

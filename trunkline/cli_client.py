@@ -3,6 +3,8 @@
 import contextlib
 import http.client
 import json
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,9 @@ from trunkline.config import API_KEY_VARIABLE
 from trunkline.errors import StartupError, TrunklineError
 
 TIMEOUT = 600.0  # seconds without a byte; a long prompt on a slow machine takes its time
+LONGEST_WAIT = 600.0  # seconds for a server that loads its model
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 30.0  # seconds between two tries meanwhile, whatever the server asks for
+LOST = ("engine_dead", "shutting_down")  # codes of a 503 after which waiting does not help
 
 
 class ServerError(TrunklineError):
@@ -23,10 +28,12 @@ class KeyRefused(ServerError):
 
 
 class ApiClient:
-    """Talks to one server.
+    """Talks to one server. One that is not ready yet, and says when to come again, is waited for, with a line on stderr.
 
     url      e.g. "http://127.0.0.1:8000", with or without the trailing /v1
     options  further fields of every request; those that are None are left out
+
+    finish_reason   of the last answer, as far as it has come: "stop", "length"
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -35,6 +42,7 @@ class ApiClient:
         self._headers = {"content-type": "application/json"}
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
+        self.finish_reason: str | None = None
         self._options = {name: value for name, value in (options or {}).items() if value is not None}
 
     def first_model(self) -> str:
@@ -60,8 +68,12 @@ class ApiClient:
 
     def _stream(self, path: str, body: dict[str, Any], what: str, read: Callable[[Any], str | None]) -> Iterator[str]:
         with self._open(path, {**body, "stream": True, **self._options}) as stream:
+            self.finish_reason = None
             try:
-                yield from _pieces(stream, read)
+                for choice in _choices(stream):
+                    self.finish_reason = choice.get("finish_reason") or self.finish_reason
+                    if text := read(choice):
+                        yield text
             except (OSError, http.client.HTTPException) as error:
                 raise ServerError(f"The answer broke off: {error or type(error).__name__}.") from None
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -80,23 +92,56 @@ class ApiClient:
     @contextlib.contextmanager
     def _open(self, path: str, body: object = None) -> Iterator[http.client.HTTPResponse]:
         sent = None if body is None else json.dumps(body).encode()
+        wait = _Wait()
+        while (answer := self._try(path, sent, wait)) is None:
+            wait.pause()
+        with answer:
+            yield answer
+
+    def _try(self, path: str, sent: bytes | None, wait: "_Wait") -> Any:
+        """The answer as http.client's, or None if it is worth a wait. Raises ServerError."""
         try:
             request = urllib.request.Request(self._url + path, sent, self._headers)
-            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 401:
                     seen = "refuses this API key" if self._has_key else "wants an API key"
                     give = f"give the right one with --api-key KEY or ${API_KEY_VARIABLE}"
                     raise KeyRefused(f"The server at {self._url} {seen}; {give}.") from None
-                raise ServerError(_message(error.read(), error.code)) from None
+                told = _error(error.read())
+                message = str(told.get("message") or f"The server answers with status {error.code}.")
+                after = error.headers.get("retry-after", "")
+                if error.code == 503 and told.get("code") not in LOST and wait.is_worth(after, message):
+                    return None
+                raise ServerError(message) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise ServerError(
                 f"No server answers at {self._url}: {getattr(reason, 'strerror', None) or reason}."
             ) from None
-        with answer:
-            yield answer
+
+
+class _Wait:
+    """For a server that is not ready: as long as it asks for, but not for ever."""
+
+    def __init__(self) -> None:
+        self._end: float | None = None
+        self._seconds = 0.0
+
+    def is_worth(self, after: str, message: str) -> bool:
+        """Whether to come again; `after` is the header retry-after, in seconds. Says so once."""
+        if not (after.isascii() and after.isdecimal()):
+            return False
+        if self._end is None:
+            self._end = time.monotonic() + LONGEST_WAIT
+            print(f"{message} Waiting for it; Ctrl-C ends that.", file=sys.stderr)
+        self._seconds = min(max(float(after), SHORTEST_PAUSE), LONGEST_PAUSE)
+        return time.monotonic() + self._seconds <= self._end
+
+    def pause(self) -> None:
+        """Until the next try."""
+        time.sleep(self._seconds)
 
 
 def _of_chat(choice: Any) -> str | None:
@@ -109,8 +154,8 @@ def _of_text(choice: Any) -> str | None:
     return text
 
 
-def _pieces(stream: http.client.HTTPResponse, read: Callable[[Any], str | None]) -> Iterator[str]:
-    """The text of a stream of chunks, which [DONE] ends; `read` finds it in a choice. Raises ServerError, and what broken chunks raise."""
+def _choices(stream: http.client.HTTPResponse) -> Iterator[Any]:
+    """All choices of a stream of chunks, which [DONE] ends. Raises ServerError, and what broken chunks raise."""
     some = False
     for line in stream:
         if not line.startswith(b"data:"):
@@ -122,16 +167,16 @@ def _pieces(stream: http.client.HTTPResponse, read: Callable[[Any], str | None])
         some = True
         if "error" in chunk:
             raise ServerError(str(chunk["error"].get("message")))
-        for choice in chunk["choices"]:
-            if text := read(choice):
-                yield text
+        yield from chunk["choices"]
     if not some:
         raise ValueError("no event of a stream")
     raise ServerError("The answer broke off: the server has closed the connection.")
 
 
-def _message(body: bytes, status: int) -> str:
+def _error(body: bytes) -> dict[str, Any]:
+    """What an answer with another status than 200 says, in OpenAI's envelope, or {}."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        told = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
-        return f"The server answers with status {status}."
+        return {}
+    return told if isinstance(told, dict) else {}

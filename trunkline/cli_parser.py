@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from trunkline.config import DEFAULT_URL
+from trunkline.config import DEFAULT_URL, address
 from trunkline.errors import ConfigError, shown
 from trunkline.units import parse_bytes, parse_count
 
@@ -74,6 +74,9 @@ _OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
 _MEASURED = "leave it out: GET /metrics is always there"
 _NOT_DOWNLOADED = "models are not downloaded: give the path of one"
+_ANY_TASK = "leave it out: every route is there, and POST /v1/embeddings takes any model; see --pooling"
+_CORS = "it is not there: put a reverse proxy in front, which adds the headers of CORS"
+_OF_A_PROXY = "it is not there: put a reverse proxy in front, which ends TLS and strips the path"
 
 # Those that have no counterpart, and why.
 NOT_HERE: Mapping[str, str] = {
@@ -119,8 +122,28 @@ NOT_HERE: Mapping[str, str] = {
     "--constrained-json-disable-any-whitespace": "requests say so themselves: compact_json",
     "--constrained-json-whitespace-pattern": "whitespace in JSON is at most two characters; requests may ask for none: compact_json",
     "--trust-remote-code": "leave it out: code that comes with a checkpoint is never run",
+    "--max-logprobs": "leave it out: a request may ask for up to 20 alternatives by top_logprobs",
+    "--chat-template-content-format": "leave it out: lists of text parts are made one text",
+    "--task": _ANY_TASK,
+    "--runner": _ANY_TASK,
+    "--embeddings": _ANY_TASK,
+    "--embedding": _ANY_TASK,
+    "--log-level": "use --verbose to have HTTP requests logged, or --no-enable-log-requests to have less in the log",
+    "--flash-attn": "leave it out: attention kernels are chosen by the device",
+    "-fa": "leave it out: attention kernels are chosen by the device",
+    "--allowed-origins": _CORS,
+    "--allowed-methods": _CORS,
+    "--allowed-headers": _CORS,
+    "--revision": _NOT_DOWNLOADED,
     "--hf-repo": _NOT_DOWNLOADED,
     "--download-dir": _NOT_DOWNLOADED,
+    "--ssl-keyfile": _OF_A_PROXY,
+    "--ssl-certfile": _OF_A_PROXY,
+    "--ssl-key-file": _OF_A_PROXY,
+    "--ssl-cert-file": _OF_A_PROXY,
+    "--root-path": _OF_A_PROXY,
+    "--fastapi-root-path": _OF_A_PROXY,
+    "--api-prefix": _OF_A_PROXY,
 }
 
 
@@ -248,7 +271,9 @@ def add_group(commands: "argparse._SubParsersAction[Parser]", name: str, purpose
 
 def add_url(parser: argparse.ArgumentParser, *, what: str = "the server, with or without /v1", **words: Any) -> None:
     """--url, also called --base-url, as `args.url`: DEFAULT_URL if it is not given."""
-    parser.add_argument("--url", "--base-url", metavar="URL", **{"default": DEFAULT_URL, "help": what} | words)
+    parser.add_argument(
+        "--url", "--base-url", type=address, metavar="URL", **{"default": DEFAULT_URL, "help": what} | words
+    )
 
 
 def print_help(args: argparse.Namespace) -> int:

@@ -180,6 +180,11 @@ class EngineFlags(TypedDict, total=False):
     log_stats_seconds: float
 
 
+def address(text: str) -> str:
+    """The URL of a server as people write it: without a scheme, "localhost:8000", it is HTTP."""
+    return text if "://" in text else f"http://{text}"
+
+
 def engine_config(model: str | os.PathLike[str], **flags: Unpack[EngineFlags]) -> EngineConfig:
     """The composed settings of flat flags; those left out have the defaults above.
 

@@ -4,7 +4,7 @@ import copy
 import difflib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,23 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 1024
 INT32_MAX = 2**31 - 1
 
+# Other libraries' names of what `constraint` says here, each with the kind of Constraint that it is.
+CONSTRAINT_NAMES: Mapping[str, str] = {
+    "structured_outputs": "json_schema",
+    "guided_decoding": "json_schema",
+    "response_format": "json_schema",
+    "guided_json": "json_schema",
+    "json_schema": "json_schema",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "ebnf",
+    "grammar": "ebnf",
+    "ebnf": "ebnf",
+    "structural_tag": "structural_tag",
+}
+
 
 class _WithNames(msgspec.StructMeta):
     """Its structs name the nearest field to whoever misspells one."""
@@ -32,7 +49,10 @@ class _WithNames(msgspec.StructMeta):
         if unknown is None:
             return super().__call__(*args, **fields)
         near = difflib.get_close_matches(unknown, cls.__struct_fields__, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(cls.__struct_fields__)}."
+        if unknown in CONSTRAINT_NAMES:
+            hint = f"Give constraint=Constraint({CONSTRAINT_NAMES[unknown]}=…); `from trunkline import Constraint`."
+        else:
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(cls.__struct_fields__)}."
         raise TypeError(f"{cls.__name__} has no parameter {unknown!r}. {hint}")
 
 
@@ -41,11 +61,13 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
 
     SamplingParams(temperature=0, max_tokens=64)              # greedy
     SamplingParams(temperature=0.8, top_p=0.95, seed=7)       # same seed, same text, whatever the batch
-    SamplingParams(stop=("\\n\\n",), stop_token_ids=(2,))     # either ends the text
+    SamplingParams(stop="\\n\\n", stop_token_ids=[2])         # either ends the text
     SamplingParams(logprobs=5)                                # 5 alternatives beside each token
     SamplingParams(max_tokens=16, ignore_eos=True)            # exactly 16 tokens
-    SamplingParams(bad_words=("sorry",))                      # one word less
+    SamplingParams(bad_words=["sorry"])                       # one word less
     SamplingParams(constraint=Constraint(regex="[0-9]{3}"))   # three digits
+
+    Sequences are kept as tuples; a single `stop` may be a string, and None stands for an empty one.
 
     Raises InvalidParameter, naming the parameter, for a value out of range; TypeError, naming the nearest, for one that there is not.
     """
@@ -64,16 +86,17 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
     seed: int | None = None  # any 64-bit integer; continuation i of n uses seed + i; None: a fresh one
     logprobs: int | None = None  # alternatives reported beside each chosen token; 0: only the chosen one
     prompt_logprobs: int | None = None  # the same for the prompt's own tokens
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    allowed_token_ids: tuple[int, ...] | None = None  # no others are chosen; None: all may be
-    bad_words: tuple[str, ...] = ()  # never completed: their last token is impossible after the ones before it
+    allowed_token_ids: Sequence[int] | None = None  # no others are chosen; None: all may be
+    bad_words: Sequence[str] = ()  # never completed: their last token is impossible after the ones before it
     constraint: Constraint | None = None  # what the text must follow
 
     def __post_init__(self) -> None:
+        self._make_tuples()
         _integer("n", self.n, 1, MAX_N)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 0, INT32_MAX)
@@ -102,6 +125,17 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
         if self.constraint is not None and not isinstance(self.constraint, Constraint):
             raise InvalidParameter.of("constraint", self.constraint, "a trunkline.Constraint")
 
+    def _make_tuples(self) -> None:
+        """Of what people write, and of what a decoder gives."""
+        if isinstance(self.stop, str):
+            msgspec.structs.force_setattr(self, "stop", (self.stop,))
+        for param in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words"):
+            given = getattr(self, param)
+            if isinstance(given, list):
+                msgspec.structs.force_setattr(self, param, tuple(given))
+            elif given is None and param != "allowed_token_ids":
+                msgspec.structs.force_setattr(self, param, ())
+
     def _check_logit_bias(self) -> None:
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidParameter.of("logit_bias", self.logit_bias, "an object of token ids to numbers")
@@ -113,14 +147,14 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
 
     def _check_stops(self) -> None:
         if not isinstance(self.stop, tuple):
-            raise InvalidParameter.of("stop", self.stop, "a tuple of strings")
+            raise InvalidParameter.of("stop", self.stop, "a string or a list of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameter.of("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
         for stop in self.stop:
             if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
                 raise InvalidParameter.of("stop", stop, f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
         if not isinstance(self.stop_token_ids, tuple):
-            raise InvalidParameter.of("stop_token_ids", self.stop_token_ids, "a tuple of token ids")
+            raise InvalidParameter.of("stop_token_ids", self.stop_token_ids, "a list of token ids")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidParameter.of(
                 "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"at most {MAX_STOP_TOKEN_IDS}"
@@ -133,13 +167,13 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
         allowed = self.allowed_token_ids
         if allowed is not None:
             if not isinstance(allowed, tuple):
-                raise InvalidParameter.of("allowed_token_ids", allowed, "a tuple of token ids")
+                raise InvalidParameter.of("allowed_token_ids", allowed, "a list of token ids")
             if not 0 < len(allowed) <= MAX_ALLOWED_TOKEN_IDS:
                 raise InvalidParameter.of("allowed_token_ids", f"{len(allowed)} ids", f"1 to {MAX_ALLOWED_TOKEN_IDS}")
             for token_id in allowed:
                 _integer("allowed_token_ids", token_id, 0, INT32_MAX)
         if not isinstance(self.bad_words, tuple):
-            raise InvalidParameter.of("bad_words", self.bad_words, "a tuple of strings")
+            raise InvalidParameter.of("bad_words", self.bad_words, "a list of strings")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidParameter.of("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
         for word in self.bad_words:
@@ -203,7 +237,7 @@ def _integer(param: str, seen: Any, low: int, high: int) -> None:
 def _number(param: str, seen: Any, low: float, high: float) -> None:
     if (
         isinstance(seen, bool)
-        or not isinstance(seen, (int, float))  # a union would be made anew for each number
+        or not isinstance(seen, int | float)
         or not math.isfinite(seen)
         or not low <= seen <= high
     ):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_a_schema_that_is_followed(server: Server, capsys: pytest.CaptureFixture
     file.write_text(json.dumps(PERSON))
     code, text = check(server, capsys, str(file))
     assert (code, text.startswith("Taken, by llguidance: compiled in ")) == (0, True), text
+    assert re.search(r" ms, .*it has [\d.]+ [KMG]iB", text), text
     assert "\n  xgrammar: yes\n" in text
     code, text = check(server, capsys, str(file), "--backend", "outlines", "--json")
     assert (code, json.loads(text)["backend"]) == (0, "outlines")

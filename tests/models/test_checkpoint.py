@@ -216,7 +216,7 @@ def test_safetensors_win_over_gguf_unless_asked_otherwise(tmp_path):
 @pytest.mark.parametrize(
     "path, sentence",
     [
-        ("meta-llama/Llama-3.2-1B", "not a local path, and downloading from the Hugging Face hub is not built yet"),
+        ("meta-llama/Llama-3.2-1B", "not a local path.*: run hf download meta-llama/Llama-3.2-1B --local-dir FOLDER"),
         ("nowhere/model.gguf", "does not exist"),
         ("/nowhere/model", "does not exist: give a Hugging Face folder or a GGUF file"),
         ("", "holds no model|does not exist"),

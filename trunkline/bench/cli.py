@@ -11,7 +11,7 @@ from typing import Any
 
 from trunkline.bench import load_cli
 from trunkline.bench.workloads import NAMES
-from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL
+from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL, address
 from trunkline.errors import ConfigError, StartupError
 
 WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
@@ -20,7 +20,12 @@ WORKLOADS_WITHOUT_CROWD = NAMES[:-1]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `trunkline bench serve`, on a parser of the caller's."""
     parser.add_argument(
-        "--url", "--base-url", metavar="URL", default=DEFAULT_URL, help="the server, with or without /v1"
+        "--url",
+        "--base-url",
+        type=address,
+        metavar="URL",
+        default=DEFAULT_URL,
+        help="the server, with or without /v1",
     )
     parser.add_argument("--model", metavar="NAME", help="the model's name (default: the first that /v1/models lists)")
     parser.add_argument("--api-key", metavar="KEY", help=f"sent as a bearer token (default: ${API_KEY_VARIABLE})")

@@ -12,7 +12,8 @@ POST /v1/grammar/check         api/grammar_routes.py
 POST /tokenize /detokenize     api/tokenize_routes.py
 GET  /v1/models, /v1/models/…  api/models_route.py
 GET  /health /version /metrics here
-GET  /docs /openapi.json       FastAPI's
+GET  /docs                     api/docs_page.py
+GET  /openapi.json             FastAPI's
 GET  / /dashboard/…            api/dashboard_files.py
 GET  /v1/dashboard             api/dashboard_feed.py
 """
@@ -44,6 +45,7 @@ from trunkline.api.application import Application
 from trunkline.api.client import CallFailed
 from trunkline.api.dashboard_feed import DashboardFeed
 from trunkline.api.dashboard_files import add_dashboard
+from trunkline.api.docs_page import add_docs
 from trunkline.api.edge import Edge
 from trunkline.api.errors import (
     ErrorAnswer,
@@ -71,6 +73,8 @@ def create_app(service: Service) -> FastAPI:
         version=trunkline.__version__,
         summary="OpenAI-compatible API over a prefix-tree cache",
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(TrunklineError, _on_trunkline_error)
@@ -80,6 +84,7 @@ def create_app(service: Service) -> FastAPI:
     if service.config.dashboard:
         app.state.dashboard_feed = DashboardFeed(service)
         add_dashboard(app)
+    add_docs(app)
     app.add_middleware(
         Edge,
         keys=service.keys,

@@ -2,10 +2,11 @@
 
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trunkline import logs
 from trunkline.api import request_log
 from trunkline.api.errors import InternalError, Unauthorized, error_response
+from trunkline.api.fields import ignored_fields
 from trunkline.api.metrics import Metrics
 from trunkline.api.request_log import Record
 from trunkline.api.tenants import TENANT_SHOWN, Caller, Keys
@@ -24,6 +26,8 @@ logger = logging.getLogger("trunkline.api")
 
 # What lies there needs the key; /health, /metrics, /version and the docs do not, as in vLLM.
 PROTECTED = ("/v1", "/v2", "/tokenize", "/detokenize", "/rerank", "/score")
+LONGEST_IGNORED = 40  # characters of a field's name in x-ignored-fields, which are percent-encoded if they are no ASCII
+LONGEST_HEADER = 500  # characters of x-ignored-fields: proxies take only so much
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into a header and into the log
 
 
@@ -33,7 +37,8 @@ class Edge:
     path       "//" becomes "/", a "/" at the end goes: clients build "/v1//models"
     key        wanted for everything under PROTECTED, as `Authorization: Bearer KEY` or `x-api-key: KEY`; checked before
                the body is read. Whose it is, a Caller, goes into `request.state.caller`
-    headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer
+    headers    x-request-id (the caller's own is echoed) and openai-processing-ms on every answer; x-ignored-fields, if the
+               body has fields that nobody knows
     record     what becomes of the request is gathered in `request.state.record`; of those under PROTECTED it becomes a line
                of the log, and the span of a trace, once the answer is sent
     bugs       500 in the envelope, traceback in the log
@@ -58,13 +63,13 @@ class Edge:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = f"req_{uuid.uuid4().hex}"
+            request_id = f"req_{secrets.token_hex(16)}"
         record = Record(request_id)
         state = scope.setdefault("state", {})
         state["request_id"], state["record"] = request_id, record
         _tidy_path(scope)
         is_told = _is_protected(scope["path"])
-        token = logs.request_id.set(request_id)
+        token, names = logs.request_id.set(request_id), ignored_fields.set(record.ignored)
         span = self._tracing.begin(headers, record) if self._tracing is not None and _is_traced(scope) else None
         try:
             await self._answer(scope, receive, send, headers, record)
@@ -74,6 +79,7 @@ class Edge:
                 request_log.log(record, route)
             if self._tracing is not None and span is not None:
                 self._tracing.end(span, record, method=scope["method"], route=route)
+            ignored_fields.reset(names)
             logs.request_id.reset(token)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: Record) -> None:
@@ -83,6 +89,9 @@ class Edge:
                 answer = MutableHeaders(scope=message)
                 answer["x-request-id"] = record.request_id
                 answer["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.arrived)))
+                if record.ignored:
+                    named = ", ".join(quote(name[:LONGEST_IGNORED], safe="[]") for name in record.ignored)
+                    answer["x-ignored-fields"] = named[:LONGEST_HEADER]
             await send(message)
 
         caller = self._keys.caller(_key(headers))

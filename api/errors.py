@@ -10,7 +10,9 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from trunkline.api.unknown_routes import advice
 from trunkline.errors import EngineDead, RequestError, TrunklineError
 
 RETRY_AFTER = "1"  # seconds; sent with every 503 that knows no better
@@ -97,14 +99,24 @@ def on_http_exception(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path}"
     told = RequestError(str(error.detail))
     if error.status_code == 404:
-        told = RequestError(
-            f"Unknown request URL: {where}. The API lies under /v1; /docs lists it.", code="unknown_url"
-        )
+        there = {
+            route.path: min(route.methods)  # GET, of GET and HEAD
+            for route in request.app.routes
+            if isinstance(route, Route) and route.methods and "{" not in route.path
+        }
+        hint = " ".join(filter(None, (advice(request.url.path, there), "The API lies under /v1; /docs lists it.")))
+        told = RequestError(f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another HTTP method")
-        told = RequestError(f"Not allowed: {where}. Use {allowed}.", code="method_not_supported")
+        hint = " CORS is not there: let a reverse proxy in front answer preflights." if _is_preflight(request) else ""
+        told = RequestError(f"Not allowed: {where}. Use {allowed}.{hint}", code="method_not_supported")
     told.status = error.status_code
     request.state.record.fail(told)
     response = error_response(told)
     response.headers.update(error.headers or {})
     return response
+
+
+def _is_preflight(request: Request) -> bool:
+    """Whether a browser asks if a page from elsewhere may send a request."""
+    return request.method == "OPTIONS" and "access-control-request-method" in request.headers

@@ -9,14 +9,17 @@ Knows no endpoint.
 """
 
 import difflib
+import functools
+import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from trunkline.api.body import LONGEST_PATH
-from trunkline.api.response_format import ALIKE, LONGEST_ALIKE, UNKNOWN_NAME, refuse_misspelt
+from trunkline.api.response_format import ALIKE, LONGEST_ALIKE, MOST_COMPARED, UNKNOWN_NAME, refuse_misspelt
 from trunkline.errors import LONGEST_SHOWN, InvalidParameter, shown
 from trunkline.sampling import INT32_MAX
 
@@ -25,8 +28,11 @@ Model = TypeVar("Model", bound=BaseModel)
 logger = logging.getLogger("trunkline.api")
 
 MAX_WARNED_KEYS = 1000  # unknown keys remembered, so that each is warned of once; after that, none is
-MAX_SHOWN_KEYS = 10  # of them in one line of the log
+MAX_SHOWN_KEYS = 10  # of them in one line of the log, or one refusal
 _warned_keys: set[str] = set()
+
+# Takes the names of fields that are ignored, for whoever answers the request at hand; None: nobody wants them.
+ignored_fields: ContextVar[list[str] | None] = ContextVar("ignored_fields", default=None)
 
 _NOT_YET = "this server does not support more yet"
 _WHY_NOT = {
@@ -36,16 +42,17 @@ _WHY_NOT = {
 _REPLACED_BY = {"functions": "tools", "function_call": "tool_choice"}
 
 
-def read_fields(model: type[Model], body: dict[str, Any], *, others: Iterable[str] = (), strict: bool = False) -> Model:
+def read_fields(
+    model: type[Model], body: dict[str, Any], *, others: Collection[str] = (), strict: bool = False
+) -> Model:
     """`validated`; what `model` doesn't know, nor `others` hold, is ignored and named in the log, or if `strict` refused.
 
     Raises InvalidParameter, also for an unknown field that looks like a constraint.
     """
     parsed = validated(model, body)
-    known = model.model_fields.keys() | set(others)
-    if unknown := body.keys() - known:
+    if unknown := {name for name in body if name not in model.model_fields and name not in others}:
         refuse_misspelt(body, unknown)
-        treat_unknown(unknown, known, strict=strict)
+        treat_unknown(unknown, model.model_fields.keys() | set(others), strict=strict)
     return parsed
 
 
@@ -54,7 +61,7 @@ def validated(model: type[Model], body: dict[str, Any]) -> Model:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _invalid(error, body) from None
+        raise _invalid(error, body, model.model_fields) from None
 
 
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -88,32 +95,51 @@ def is_chat(body: dict[str, Any]) -> bool:
     """
     given = [name for name in ("messages", "prompt") if name in body]
     if len(given) != 1:
-        problem = "are both given; send one of them" if given else "are both missing; one of them is required"
-        raise InvalidParameter(f"'messages' and 'prompt' {problem}.", param="messages")
+        if given:
+            raise InvalidParameter("'messages' and 'prompt' are both given; send one of them.", param="messages")
+        hint = _sent_instead("messages", body) or _sent_instead("prompt", body)
+        raise InvalidParameter(
+            f"'messages' and 'prompt' are both missing; one of them is required.{hint}", param="messages"
+        )
     return "messages" in body
 
 
 def treat_unknown(unknown: Iterable[str], known: Iterable[str], *, strict: bool = False) -> None:
     """Log the names of fields that are ignored, each once. Whatever a body holds, the log and what is remembered stay small.
 
-    strict  raise InvalidParameter for the first of them instead
+    strict  raise InvalidParameter, which names them, instead
     """
     names = sorted({key[:LONGEST_PATH] for key in unknown})
     if strict and names:
-        meant = _nearest(names[0], known)
-        advice = f"did you mean '{meant}'?" if meant else "leave it out: --strict-params is on."
-        raise InvalidParameter(f"{shown(names[0])} is not known; {advice}", param=names[0][:LONGEST_SHOWN])
+        raise _not_known(names, known)
+    if (ignored := ignored_fields.get()) is not None:
+        ignored += names[:MAX_SHOWN_KEYS]
     new = [name for name in names if name not in _warned_keys]
     if new and len(_warned_keys) < MAX_WARNED_KEYS:
         _warned_keys.update(new[: MAX_WARNED_KEYS - len(_warned_keys)])
-        more = f" and {len(new) - MAX_SHOWN_KEYS} more" if len(new) > MAX_SHOWN_KEYS else ""
-        named = ", ".join(_with_advice(name, known) for name in new[:MAX_SHOWN_KEYS])
-        logger.warning("Ignored unknown request fields: %s%s", named, more)
+        logger.warning("Ignored unknown request fields: %s", _listed(new, known))
+
+
+def _not_known(names: Sequence[str], known: Iterable[str]) -> InvalidParameter:
+    leave_out = "--strict-params is on."
+    if len(names) > 1:
+        message = f"{_listed(names, known)} are not known; leave them out: {leave_out}"
+    else:
+        meant = _nearest(names[0], known)
+        advice = f"did you mean '{meant}'?" if meant else f"leave it out: {leave_out}"
+        message = f"{shown(names[0])} is not known; {advice}"
+    return InvalidParameter(message, param=names[0][:LONGEST_SHOWN])
+
+
+def _listed(names: Sequence[str], known: Iterable[str]) -> str:
+    """The first of them, each with the field that was perhaps meant."""
+    more = f" and {len(names) - MAX_SHOWN_KEYS} more" if len(names) > MAX_SHOWN_KEYS else ""
+    return ", ".join(_with_advice(name, known) for name in names[:MAX_SHOWN_KEYS]) + more
 
 
 def _with_advice(name: str, known: Iterable[str]) -> str:
     meant = _nearest(name, known)
-    return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
+    return f"{shown(name)} (did you mean {meant!r}?)" if meant else shown(name)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str | None:
@@ -123,8 +149,15 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)), None)
 
 
-def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
-    """Pydantic's findings about the first wrong parameter, as one sentence."""
+def _sent_instead(missing: str, sent: Iterable[str]) -> str:
+    """A sentence about the field that seems to be a missing one, misspelt; "" if none does."""
+    short = itertools.islice((name for name in sent if len(name) <= LONGEST_ALIKE), MOST_COMPARED)
+    misspelt = _nearest(missing, short)
+    return f" {shown(misspelt)} was sent; did you mean '{missing}'?" if misspelt else ""
+
+
+def _invalid(error: ValidationError, body: dict[str, Any], known: Collection[str]) -> InvalidParameter:
+    """Pydantic's findings about the first wrong parameter, as one sentence. known: fields of the body."""
     found = [(_path(detail["loc"], detail["type"], body), detail) for detail in error.errors(include_url=False)]
     first = found[0][0]
     # Of a union, the alternative that got furthest into the value knows best.
@@ -135,7 +168,11 @@ def _invalid(error: ValidationError, body: dict[str, Any]) -> InvalidParameter:
         name = _name((*param, str(details[0]["ctx"]["name"])))
         return InvalidParameter(f"'{name}' is not known; {details[0]['msg']}.", param=name)
     if details[0]["type"] == "missing":
-        return InvalidParameter(f"'{name}' is missing; it is required.", param=name)
+        *outer, missing = param
+        sent = functools.reduce(lambda value, step: value[step], outer, body)  # type: ignore[index]
+        others = [other for other in sent if outer or other not in known]
+        hint = _sent_instead(str(missing), others)
+        return InvalidParameter(f"'{name}' is missing; it is required.{hint}", param=name)
     allowed = dict.fromkeys(_allowed(detail["msg"]) for detail in details)
     return InvalidParameter.of(name, details[0]["input"], " or ".join(allowed))
 

@@ -5,8 +5,8 @@
                                Nothing heavy is imported yet
 3  serve HTTP                  /health and the rest answer 503 until the engine is ready
 4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
-5  print what a user needs     then log what may disappoint (advice.py), one line about the chat template (template_lint.py),
-                               one about tool calls (dialect.py)
+5  print what a user needs     log what may disappoint (advice.py), one line about the chat template (template_lint.py),
+                               one about tool calls (dialect.py); last the address
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
    or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 4
 """
@@ -107,9 +107,8 @@ def exposure(config: ApiConfig, address: str) -> str | None:
     return f"Without --api-key, whoever reaches {address} can use this server, and can read at /v1/cache what others have sent."
 
 
-def summary(config: EngineConfig, name: str, ready: Ready, url: str, *, dashboard: bool = True) -> str:
-    """What a user needs to know once, of a server that is ready. dashboard: there is one."""
-    pages_to_open = (f"dashboard: {url}/, " if dashboard else "") + f"docs: {url}/docs, metrics: {url}/metrics"
+def summary(config: EngineConfig, name: str, ready: Ready) -> str:
+    """What a user needs to know once, of a server that is ready."""
     num_tokens = ready.num_pages * ready.page_size
     pages = f"{ready.num_pages:,} pages of {ready.page_size}"
     caching = "on" if config.cache.enable_prefix_caching else "off"
@@ -121,9 +120,14 @@ def summary(config: EngineConfig, name: str, ready: Ready, url: str, *, dashboar
             *(f"Behind it, {tier}" for tier in ready.tiers),
             f"Maximum concurrency for {ready.max_model_len:,} tokens per request: {num_tokens / ready.max_model_len:.2f}x",
             f"At most {in_a_step}, scheduling policy {config.scheduler.policy}",
-            f"Ready: {url}/v1 ({pages_to_open})",
         )
     )
+
+
+def where(url: str, *, dashboard: bool) -> str:
+    """The last line of the start: what to open. dashboard: there is one."""
+    pages_to_open = (f"dashboard: {url}/, " if dashboard else "") + f"docs: {url}/docs, metrics: {url}/metrics"
+    return f"Ready: {url}/v1 ({pages_to_open})"
 
 
 async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Checkpoint, verbose: bool) -> int:
@@ -164,14 +168,14 @@ async def _run_engine(service: "Service", name: str, url: str) -> int:
     while await _start_engine(service, name):
         assert service.llm.ready is not None and service.llm.process is not None
         service.restarting = False
-        told = summary(service.llm.config, name, service.llm.ready, url, dashboard=service.config.dashboard)
-        _say(told, service.config)
+        _say(summary(service.llm.config, name, service.llm.ready), service.config)
         if not restarts:
             quantization = service.llm.checkpoint.config.quantization
             for level, sentence in advise(service.llm.config, service.llm.ready, quantization):
                 logger.log(level, "%s", sentence)
             _log_template_lint(service.llm)
             _log_dialect(service)
+        _say(where(url, dashboard=service.config.dashboard), service.config)
         gc.collect()
         gc.freeze()  # what is loaded stays: later collections, in which no stream moves, need not look at it
         dead, now = await service.llm.wait_dead(), time.monotonic()

@@ -95,6 +95,11 @@ class GenerationRequest(ConstraintFields):
     return_token_offsets: bool | None = None
     routed_experts_prompt_start: int | None = None
 
+    # llama.cpp's, without effect on the answer
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    n_cache_reuse: int | None = None
+
     # OpenAI's, without effect on the answer
     user: str | None = None
     store: bool | None = None

@@ -2,10 +2,10 @@
 
 text   request id=chatcmpl-… status=200 tenant=5f2c41d0 prompt=120 cached=48 tiers=device:48 reason=differs completion=64
        finish=stop ttft=0.031 seconds=1.204 request_id=req_…
-       request status=400 tenant=5f2c41d0 error=context_length_exceeded seconds=0.002 request_id=req_…
+       request status=400 tenant=5f2c41d0 error=context_length_exceeded param=messages seconds=0.002 request_id=req_…
 json   {…,"message":"request","request_id":"req_…","id":"chatcmpl-…","route":"/v1/chat/completions","status":200,
        "tenant":"5f2c41d0","prompt_tokens":120,"cached_tokens":48,"cached_by_tier":{"device":48},
-       "cache_reasons":{"differs":1},"completion_tokens":64,"finish_reasons":{"stop":1},"error":null,
+       "cache_reasons":{"differs":1},"completion_tokens":64,"finish_reasons":{"stop":1},"error":null,"param":null,
        "ttft_seconds":0.031,"seconds":1.204}
 
     record = Record("req_…")                 # the HTTP request arrives (edge.py)
@@ -15,12 +15,13 @@ json   {…,"message":"request","request_id":"req_…","id":"chatcmpl-…","rout
 """
 
 import logging
+import re
 import time
-from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from trunkline.api.errors import as_request_error
-from trunkline.api.generation import Generation
+from trunkline.api.generation import Generation, OutputProcessor
 from trunkline.api.metrics import Metrics, RequestObserver
 from trunkline.api.tenants import TENANT_SHOWN
 from trunkline.errors import RequestError, TrunklineError
@@ -28,6 +29,13 @@ from trunkline.logs import facts
 from trunkline.sampling import SamplingParams
 
 logger = logging.getLogger("trunkline.api")
+
+# What a parameter's path begins with, as far as it is made of names like ours: keys that callers chose may be anything.
+_NAME = r"[a-z][a-z0-9_]{0,39}(?=[.\[]|$)"
+_PARAM = re.compile(rf"{_NAME}(?:\[\d{{1,9}}\]|(?<!^metadata)\.{_NAME})*")
+LONGEST_PARAM = 100  # characters
+
+READ = "done"  # the end of a request that only reads its prompt: embeddings, warming
 
 
 class LoggedRequest(RequestObserver):
@@ -93,11 +101,13 @@ class Record:
     arrived_ns and on the clock of the wall: nanoseconds of Unix time
     status     of the answer; None: there was none, yet
     error      its code, if the answer or the end of a stream was an error
+    param      that the error blames, as the log shows it; None: none, or one of a name that is nobody's
+    ignored    names of fields that nobody knows
     tenant     who sent it, as the log shows it
     generated  what it generates; None: nothing
     """
 
-    __slots__ = ("arrived", "arrived_ns", "error", "generated", "request_id", "status", "tenant")
+    __slots__ = ("arrived", "arrived_ns", "error", "generated", "ignored", "param", "request_id", "status", "tenant")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -105,12 +115,16 @@ class Record:
         self.arrived_ns = time.time_ns()
         self.status: int | None = None
         self.error: str | None = None
+        self.param: str | None = None
+        self.ignored: list[str] = []
         self.tenant = ""
         self.generated: LoggedRequest | None = None
 
     def fail(self, error: RequestError) -> None:
         """It is answered with an error, or its stream ends with one."""
         self.error = _code(error)
+        found = _PARAM.match(error.param or "")
+        self.param = found[0][:LONGEST_PARAM] if found else None
 
     def generates(self, observer: LoggedRequest) -> None:
         """It is on its way to the engine; its time counts from its arrival here."""
@@ -139,24 +153,36 @@ def log(record: Record, route: str) -> None:
             "tenant": record.tenant,
             "seconds": round(time.perf_counter() - record.arrived, 6),
         }
-    line = {**told, "status": record.status, "route": route, "error": record.failure}
+    line = {**told, "status": record.status, "route": route, "error": record.failure, "param": record.param}
     logger.info("request", extra=facts(line, short=_short(line)))
 
 
 def _of(generation: Generation) -> dict[str, Any]:
     usage = generation.usage
     reports = [report for report in generation.cache_reports if report is not None]
-    tiers: Counter[str] = Counter()
-    for report in reports:
-        tiers.update(report.cached_by_tier)
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
-        "cached_by_tier": dict(tiers),
-        "cache_reasons": dict(Counter(report.reason for report in reports)),
+        "cached_by_tier": _sums(pair for report in reports for pair in report.cached_by_tier.items()),
+        "cache_reasons": _sums((report.reason, 1) for report in reports),
         "completion_tokens": usage.completion_tokens,
-        "finish_reasons": dict(Counter(choice.finish_reason or "abort" for choice in generation.choices)),
+        "finish_reasons": _sums((_end(choice, generation.sampling), 1) for choice in generation.choices),
     }
+
+
+def _end(choice: OutputProcessor, sampling: SamplingParams | None) -> str:
+    """How it ended. Where nothing was to be generated, a length that is reached is no cut."""
+    if choice.finish_reason == "length" and sampling is not None and sampling.max_tokens == 0:
+        return READ
+    return choice.finish_reason or "abort"
+
+
+def _sums(numbers: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """By name. There is mostly one, for which a Counter takes ten times as long."""
+    sums: dict[str, int] = {}
+    for name, number in numbers:
+        sums[name] = sums.get(name, 0) + number
+    return sums
 
 
 def _short(line: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +199,7 @@ def _short(line: dict[str, Any]) -> dict[str, Any]:
         "completion": line.get("completion_tokens"),
         "finish": _counted(line.get("finish_reasons", {})),
         "error": line["error"],
+        "param": line["param"],
         "ttft": None if ttft is None else round(ttft, 3),
         "seconds": round(line["seconds"], 3),
     }

@@ -132,8 +132,13 @@ class ResponseFormat(Closed):
         fields = _FIELDS_OF_FORMAT[self.type]
         for name in ("json_schema", "schema", "format", "structures", "triggers"):
             if name not in fields and getattr(self, "schema_" if name == "schema" else name) is not None:
+                place = (
+                    "has it in 'response_format.json_schema.schema', beside a 'name'"
+                    if (self.type, name) == ("json_schema", "schema")
+                    else "has no such field"
+                )
                 raise InvalidParameter(
-                    f"'response_format.{name}' is given, but a response_format of type {self.type!r} has no such field.",
+                    f"'response_format.{name}' is given, but a response_format of type {self.type!r} {place}.",
                     param=f"response_format.{name}",
                 )
         match self.type:

@@ -90,6 +90,17 @@ async def test_health_version_and_metrics_need_no_key(locked: httpx.AsyncClient)
     assert (await locked.get("/metrics")).status_code == 200
 
 
+async def test_a_preflight_is_told_that_there_is_no_cors(opened: httpx.AsyncClient) -> None:
+    """Else a browser only says that something was blocked."""
+    hint = "CORS is not there: let a reverse proxy in front answer preflights."
+    sent = {"origin": "http://elsewhere", "access-control-request-method": "POST"}
+    for headers in (sent, {}):
+        response = await opened.options("/v1/chat/completions", headers=headers)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        told = f"Not allowed: OPTIONS /v1/chat/completions. Use POST.{f' {hint}' if headers else ''}"
+        assert response.json()["error"]["message"] == told
+
+
 async def test_while_loading(opened: httpx.AsyncClient) -> None:
     health = await opened.get("/health")
     assert health.status_code == 503

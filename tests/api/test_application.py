@@ -55,7 +55,6 @@ def make_app() -> Application:
         ("GET", "/things", 405, "Method Not Allowed"),
         ("GET", "/nothing", 404, "Not Found"),
         ("GET", "/openapi.json", 200, "/things/{name}"),
-        ("GET", "/docs", 200, "swagger"),
     ],
 )
 async def test_where_requests_go(method: str, path: str, status: int, text: str) -> None:

@@ -17,10 +17,11 @@ from tests.api.test_app import connect, make_service
 from tests.api.test_bad_input import check_refused
 from trunkline.api import fields as fields_module
 from trunkline.api.body import MOST_FIELDS
+from trunkline.api.edge import LONGEST_HEADER
 from trunkline.api.embeddings import EmbeddingsRequest
 from trunkline.api.protocol import ChatRequest, CompletionRequest
 from trunkline.api.responses_protocol import ResponsesRequest
-from trunkline.errors import InvalidParameter
+from trunkline.errors import LONGEST_SHOWN, InvalidParameter
 
 PAGE = Path(__file__).parents[2] / "docs" / "api-fields.md"
 WORDS = {"honoured", "ignored", "refused", "–"}
@@ -167,6 +168,41 @@ def test_so_is_one_within_another(caplog: pytest.LogCaptureFixture, monkeypatch:
         ChatRequest.parse(body, strict=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_ignored_stands_in_a_header(http: httpx.Client, stream: bool) -> None:
+    """Each time: the log says it only once, and only to the operator."""
+    body = {**SUBJECTS["chat"].least, "model": MODEL, "stream": stream}
+    typos: dict[str, Any] = {"temprature": 1, "größe": 2, "two\r\nlines, of it": 3}
+    if stream:
+        typos["stream_options"] = {"include_usge": True}
+    for _ in range(2):
+        answer = http.post("/v1/chat/completions", json={**body, **typos})
+        assert answer.status_code == 200
+        named = "temprature, two%0D%0Alines%2C%20of%20it, gr%C3%B6%C3%9Fe"
+        assert sorted(answer.headers["x-ignored-fields"].split(", ")) == sorted(
+            [*named.split(", "), *(["stream_options.include_usge"] if stream else [])]
+        )
+    many = http.post("/v1/chat/completions", json={**body, **{"ü" * number: 1 for number in range(100, 300)}})
+    assert len(many.headers["x-ignored-fields"]) == LONGEST_HEADER
+    assert "x-ignored-fields" not in http.post("/v1/chat/completions", json=body).headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 1}),
+        ("/v1/cache/explain", {"prompt": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+def test_so_it_does_on_other_routes(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    answer = http.post(path, json={"model": MODEL, **body, "zzz": 1})
+    assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, "zzz")
+
+
 def test_more_fields_than_anybody_means_are_refused_unread(http: httpx.Client) -> None:
     """A million of them would be sorted while everybody waits."""
     many = dict.fromkeys(map(str, range(MOST_FIELDS + 1)), 1)
@@ -191,6 +227,60 @@ def test_strict_params_refuses_it(route: str) -> None:
             subject.ours.parse({**subject.least, field: 1}, strict=True)
         assert str(refused.value) == f"'{field}' is not known; {advice}"
         assert refused.value.param == field
+
+
+def test_strict_params_names_all_of_them_and_never_too_many() -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        ChatRequest.parse({"messages": HELLO, "zzz": 1, "cache_slat": 1}, strict=True)
+    assert str(refused.value) == (
+        "'cache_slat' (did you mean 'cache_salt'?), 'zzz' are not known; leave them out: --strict-params is on."
+    )
+    with pytest.raises(InvalidParameter) as refused:
+        ChatRequest.parse({"messages": HELLO, **{f"{'z' * 300}{number}": 1 for number in range(200)}}, strict=True)
+    assert len(str(refused.value)) < 10 * LONGEST_SHOWN + 200
+
+
+def test_what_other_servers_need_and_this_one_does_not_is_taken_in_silence() -> None:
+    """--strict-params is no reason to change a client that the page about moving calls fine."""
+    text = (PAGE.parent / "migrating.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|(.*)\| not needed: [^|]*\|$", text.split("## Fields")[1].split("\n## ")[0], re.MULTILINE)
+    harmless = re.findall(r"`(\w+)`", "".join(rows))
+    assert "cache_prompt" in harmless
+    for subject in (SUBJECTS["chat"], SUBJECTS["completions"], SUBJECTS["responses"]):
+        sent = {field: some_value(subject.ours.model_fields[field].annotation) for field in harmless}
+        subject.ours.parse({**subject.least, **sent}, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (
+            "/v1/chat/completions",
+            {"mesages": HELLO},
+            "'messages' is missing; it is required. 'mesages' was sent; did you mean 'messages'?",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"rol": "user", "content": "hello"}]},
+            "'messages[0].role' is missing; it is required. 'rol' was sent; did you mean 'role'?",
+        ),
+        (
+            "/tokenize",
+            {"promt": "hello"},
+            "'messages' and 'prompt' are both missing; one of them is required. 'promt' was sent; did you mean 'prompt'?",
+        ),
+        ("/v1/completions", {"prompts_of_mine": "x"}, "'prompt' is missing; it is required."),
+        # A field that is known was meant as it is spelt.
+        ("/v1/completions", {"prompt_logprobs": 1, "promts": 1}, "'prompt' is missing; it is required. 'promts' was"),
+    ],
+)
+def test_what_is_missing_is_found_if_it_is_misspelt(
+    http: httpx.Client, path: str, body: dict[str, Any], message: str
+) -> None:
+    answer = http.post(path, json={"model": MODEL, **body})
+    assert answer.status_code == 400
+    told = answer.json()["error"]["message"]
+    assert told == message if message.endswith((".", "?")) else told.startswith(message)
 
 
 @ROUTE

@@ -57,6 +57,7 @@ def test_from_start_to_stop(tiny: Path, scratch: Path, number: signal.Signals) -
         assert httpx.get(server.url + "/health").json() == {"status": "ok"}
         assert "KV cache size: " in server.output
         assert "Maximum concurrency for 8,192 tokens per request: " in server.output
+        assert "Tool calls are read as" in server.output, "Ready comes last, behind the log of the model"
         (folder,) = scratch.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         engine = os.pidfd_open(server.engine_pid())

@@ -19,6 +19,7 @@ from trunkline.api.request_log import log as write
 from trunkline.api.tenants import Keys
 from trunkline.config import ApiConfig
 from trunkline.errors import EngineDead, InvalidParameter, TrunklineError
+from trunkline.inputs import NOTHING
 from trunkline.logs import JsonFormatter, TextFormatter
 from trunkline.messages import CacheReport, Failed, Finished, Tokens
 from trunkline.models.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ from trunkline.sampling import SamplingParams
 TENANT = "0123456789abcdef0123456789abcdef"
 WORDS = b"secret words"
 ROUTE = "/v1/completions"
+ANY = SamplingParams()
 
 
 class ScriptedInbox:
@@ -72,12 +74,19 @@ class Logged(Generation):
 
 
 def generate(
-    tokenizer: Tokenizer, messages: list[FromRequest], error: TrunklineError | None = None, *, num_prompts: int = 1
+    tokenizer: Tokenizer,
+    messages: list[FromRequest],
+    error: TrunklineError | None = None,
+    *,
+    num_prompts: int = 1,
+    sampling: SamplingParams = ANY,
 ) -> Logged:
-    choices = {name: OutputProcessor(tokenizer, SamplingParams(), index=i) for i, name in enumerate("ab"[:num_prompts])}
+    choices = {name: OutputProcessor(tokenizer, sampling, index=i) for i, name in enumerate("ab"[:num_prompts])}
     observer = LoggedRequest(Metrics("m"), "req_1", "cmpl-1", TENANT)
     inbox: Any = ScriptedInbox(messages, error)
-    generation = Logged(inbox, choices, prompts=[[*WORDS, *range(8)]] * num_prompts, n=1, observer=observer)
+    generation = Logged(
+        inbox, choices, prompts=[[*WORDS, *range(8)]] * num_prompts, n=1, observer=observer, sampling=sampling
+    )
     generation.record = Record("req_1")
     generation.record.generates(observer)
     return generation
@@ -128,6 +137,7 @@ async def test_finished(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> 
         "completion_tokens": len(WORDS),
         "finish_reasons": {"length": 1},
         "error": None,
+        "param": None,
     }
     assert short(log) == (
         "INFO [api] request id=cmpl-1 status=200 tenant=01234567 prompt=20 cached=16 tiers=device:16 reason=differs completion=12"
@@ -152,14 +162,15 @@ async def test_several_prompts_are_one_line(tokenizer: Tokenizer, log: pytest.Lo
     assert "tiers=device:32 reason=differs:1,unseen:1 completion=24 finish=length:2 " in short(log)
 
 
-async def test_a_prompt_that_was_only_computed_has_no_first_token(
+async def test_a_prompt_that_was_only_computed_has_no_first_token_and_is_not_cut(
     tokenizer: Tokenizer, log: pytest.LogCaptureFixture
 ) -> None:
-    generation = generate(tokenizer, [tokens("a", b"", cache_report=report("unseen")), finished("a")])
+    messages: list[FromRequest] = [tokens("a", b"", cache_report=report("unseen")), finished("a")]
+    generation = generate(tokenizer, messages, sampling=NOTHING)
     await generation.finish()
     generation.end()
     logged = line(log)
-    assert (logged["ttft_seconds"], logged["finish_reasons"], logged["error"]) == (None, {"length": 1}, None)
+    assert (logged["ttft_seconds"], logged["finish_reasons"], logged["error"]) == (None, {"done": 1}, None)
 
 
 async def test_client_that_left(tokenizer: Tokenizer, log: pytest.LogCaptureFixture) -> None:
@@ -213,6 +224,29 @@ def test_a_refused_request(log: pytest.LogCaptureFixture) -> None:
     assert short(log) == "INFO [api] request status=400 tenant=01234567 error=unsupported_value seconds"
     logged = line(log)
     assert (logged["request_id"], logged["route"]) == ("req_1", ROUTE)
+
+
+@pytest.mark.parametrize(
+    ("param", "told"),
+    [
+        ("max_tokens", "max_tokens"),
+        ("messages[0].content[12].text", "messages[0].content[12].text"),
+        ("tools[3].function.a b=c\nd", "tools[3].function"),
+        ("metadata.name_of_somebody", "metadata"),
+        ("My_Name", None),
+        ("x" * 41, None),
+        ("a" + ".b" * 500, "a" + ".b" * 49 + "."),
+        (None, None),
+    ],
+)
+def test_the_parameter_to_blame(log: pytest.LogCaptureFixture, param: str | None, told: str | None) -> None:
+    """But no key that somebody chose, and nothing that would break the line."""
+    record = Record("req_1")
+    record.status = 400
+    record.fail(InvalidParameter("secret", param=param))
+    write(record, ROUTE)
+    assert line(log)["param"] == told
+    assert short(log) == f"INFO [api] request status=400 error=400 {f'param={told} ' if told else ''}seconds"
 
 
 def test_what_neither_generates_nor_fails_has_no_line(log: pytest.LogCaptureFixture) -> None:

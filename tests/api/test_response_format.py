@@ -1,6 +1,7 @@
 """What requests say their answers must follow: every spelling becomes one constraint, and every mistake is named."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -303,6 +304,15 @@ def test_mistakes_are_named(fields: dict[str, Any], param: str) -> None:
 def test_too_many_choices_are_told_in_our_words() -> None:
     with pytest.raises(InvalidParameter, match=r"allowed is a list of at most 10000 strings\.$"):
         constraint(guided_choice=["a"] * 10_001)
+
+
+def test_a_schema_beside_its_type_is_told_its_place() -> None:
+    message = (
+        "'response_format.schema' is given, but a response_format of type 'json_schema' has it in"
+        " 'response_format.json_schema.schema', beside a 'name'."
+    )
+    with pytest.raises(InvalidParameter, match=f"^{re.escape(message)}$"):
+        constraint(response_format={"type": "json_schema", "schema": SCHEMA})
 
 
 def test_a_name_is_explained() -> None:

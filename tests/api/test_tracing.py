@@ -85,7 +85,7 @@ def test_a_request_and_its_stages(traced: Traced) -> None:
     assert all(child.trace_id == span.trace_id for child in below.values())
     prepare, queued, prefill, decode = (below[name] for name in ("prepare", "queued", "prefill", "decode"))
     assert span.start == prepare.start <= prepare.end == queued.start <= queued.end == prefill.start
-    assert prefill.start < prefill.end == decode.start < decode.end <= span.end
+    assert prefill.start <= prefill.end == decode.start <= decode.end <= span.end  # of a clock that may stand still
 
 
 def test_a_grammar_that_was_not_known_is_a_stage(traced: Traced) -> None:

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--serve", default="", metavar="FLAGS", help="flags for `trunkline serve`, in quotes")
     args = parser.parse_args()
     with serve(*shlex.split(args.serve)) as url:
-        args.base_url = url
+        args.url = url
         try:
             return cli.run(args)
         except StartupError as error:

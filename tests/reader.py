@@ -20,7 +20,7 @@ from tests.documentation import ROOT, SHELL, Block, commands, serves
 SECONDS = 120.0  # of one block; only for what would otherwise hang
 SHOWN_ADDRESS = re.compile(r"(?:127\.0\.0\.1|localhost):8000\b")
 CLIENTS = re.compile(
-    r"trunkline (?:chat|complete|run-batch(?![^\n]*--model)|(?P<cache>cache \w+)|grammar check|bench serve)(?=\s)(?![^\n]*--(?:base-)?url)"
+    r"trunkline (?:chat|complete|run-batch(?![^\n]*--model)|cache \w+|grammar check|bench serve)(?=\s)(?![^\n]*--(?:base-)?url)"
 )
 ANYTHING = "…"  # in an answer that is shown: as a key, there may be others; in a string, anything
 
@@ -131,7 +131,7 @@ class Reader:
 def addressed(text: str, url: str) -> str:
     """With the address of the server that runs in place of the one that pages show, or that our clients ask by default."""
     text = SHOWN_ADDRESS.sub(url.removeprefix("http://"), text)
-    return CLIENTS.sub(lambda found: f"{found[0]} --{'url' if found['cache'] else 'base-url'} {url}", text)
+    return CLIENTS.sub(lambda found: f"{found[0]} --url {url}", text)
 
 
 def is_for_a_server(block: Block) -> bool:

@@ -84,7 +84,7 @@ class Server:
                     )
                 return await response.json(content_type=None)
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-            raise StartupError(f"GET {url} failed ({error}); is a server running there? See --base-url.") from None
+            raise StartupError(f"GET {url} failed ({error}); is a server running there? See --url.") from None
 
     def post(self, path: str, body: Any) -> Any:
         """A request with a JSON body, to be awaited or entered as aiohttp's."""

@@ -178,6 +178,7 @@ def test_without_a_server_the_batch_ends_and_can_go_on(
     assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_batch_in_one_sentence(write: Write, moody: Any, tmp_path: Path) -> None:
     """The limit of a file's size stands for the disk's."""
     url, _ = moody()

@@ -140,7 +140,7 @@ def test_commands_of_a_shell_text() -> None:
 def test_commands_ask_the_server_that_runs() -> None:
     text = "trunkline chat -q x\ntrunkline cache queue\ntrunkline run-batch -i a --model m\ncurl http://localhost:8000/v1\ntrunkline chat --url u"
     assert addressed(text, "http://127.0.0.1:9").splitlines() == [
-        "trunkline chat --base-url http://127.0.0.1:9 -q x",
+        "trunkline chat --url http://127.0.0.1:9 -q x",
         "trunkline cache queue --url http://127.0.0.1:9",
         "trunkline run-batch -i a --model m",
         "curl http://127.0.0.1:9/v1",

@@ -9,6 +9,8 @@ import pytest
 
 from tests.api.serving import MODEL, Server, wait_idle
 
+pytestmark = pytest.mark.slow  # it starts a server
+
 HELLO = [{"role": "user", "content": "hello"}]
 HUGE = 10**30
 

@@ -16,6 +16,8 @@ from trunkline.api.metrics import Metrics
 from trunkline.api.running_requests import RunningRequests
 from trunkline.api.tenants import Caller
 
+pytestmark = pytest.mark.slow  # it starts a server
+
 ENDLESS = {"model": MODEL, "ignore_eos": True, "temperature": 0, "max_tokens": 8_000}
 PROMPT = {**ENDLESS, "prompt": "hello"}
 CHAT = {**ENDLESS, "messages": [{"role": "user", "content": "hello"}]}

@@ -176,6 +176,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             yield client
 
 
+@pytest.mark.slow
 def test_the_flag_and_shorter_vectors(trained: httpx.Client) -> None:
     whole = vectors(trained, input=TEXTS[0])[0]
     assert (vectors(trained, input=TEXTS[0], pooling="mean")[0] == whole).all()
@@ -185,6 +186,7 @@ def test_the_flag_and_shorter_vectors(trained: httpx.Client) -> None:
     assert "one of 16, which the model was trained for" in refused(trained, input="a", dimensions=8)["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_model_for_embeddings_writes_nothing(trained: httpx.Client, path: str) -> None:
     body = {"model": MODEL, "prompt": "hello", "messages": [{"role": "user", "content": "hello"}]}

@@ -148,6 +148,7 @@ def test_missing_model_is_one_sentence(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in serve_fails(str(tmp_path / "none"), "--port", "0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["", "tiny\nINFO 12:00:00 [api] all is well", "\udcff"])
 def test_a_name_that_no_answer_can_carry_is_one_sentence(tiny: Path, name: str) -> None:
     line = serve_fails(str(tiny), "--port", "0", "--served-model-name", "tiny", name)

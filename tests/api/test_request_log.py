@@ -239,6 +239,7 @@ def test_a_refused_request(log: pytest.LogCaptureFixture) -> None:
         (None, None),
     ],
 )
+@pytest.mark.slow
 def test_the_parameter_to_blame(log: pytest.LogCaptureFixture, param: str | None, told: str | None) -> None:
     """But no key that somebody chose, and nothing that would break the line."""
     record = Record("req_1")
@@ -320,10 +321,12 @@ def told(request: pytest.FixtureRequest, tiny: Path) -> str:
     return server.output
 
 
+@pytest.mark.slow
 def test_no_word_and_no_key_is_in_the_log(told: str) -> None:
     assert "CANARY" not in told
 
 
+@pytest.mark.slow
 def test_every_request_has_a_line_with_its_id(told: str) -> None:
     lines = [line for line in told.splitlines() if "[api] request " in line or '"message":"request"' in line]
     text = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in lines if not line.startswith("{")]

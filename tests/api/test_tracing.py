@@ -21,6 +21,8 @@ from trunkline.cli_serve import serve_config
 from trunkline.config import ApiConfig
 from trunkline.errors import ConfigError
 
+pytestmark = pytest.mark.slow  # it starts a server
+
 SERVER_KIND, OK, ERROR = 2, 0, 2  # of OTLP
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of the W3C's own example
 CANARY = "CANARYword"

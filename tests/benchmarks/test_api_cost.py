@@ -10,6 +10,7 @@ from tests.tiny import tiny_model
 STREAM, REQUEST = CASES[0], next(case for case in CASES if case.title == "not streamed, 1 token")
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every stream has all its events, or it raises."""
     model, page = tiny_model(tmp_path / "tiny"), tmp_path / "page.md"

@@ -13,6 +13,8 @@ import pytest
 from tests.api.serving import MODEL, Server, metrics, wait_idle
 from tests.tiny import tiny_model
 
+pytestmark = pytest.mark.slow  # it starts a server
+
 SCRIPT = Path(__file__).parents[2] / "deploy" / "drain.py"
 
 

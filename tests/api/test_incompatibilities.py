@@ -224,7 +224,7 @@ def test_16_a_stop_string_leaks(http: httpx.Client) -> None:
 def test_17_streams_lack_their_frame(http: httpx.Client) -> None:
     """17: LocalAI#1744, LocalAI#1194, LocalAI#340. Roles once, a reason at the end, usage last, then [DONE]: see streams.py."""
     options = {"stream_options": {"include_usage": True}}
-    whole = read_chat(raw(http, stream=True, n=2, temperature=1, **options), n=2, with_usage=True)
+    whole = read_chat(raw(http, stream=True, n=2, temperature=1, ignore_eos=True, **options), n=2, with_usage=True)
     assert whole["usage"]["completion_tokens"] == 24
 
 

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.api.answer_shapes import ChatChunk, ChatCompletion
-from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
 from trunkline.api.chat_answer import ChatAnswer
 from trunkline.api.constrained import Constrained
@@ -27,7 +26,7 @@ from trunkline.api.prompt import read_chat
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import ChatRequest
 from trunkline.api.reasoning import asked_to_think
-from trunkline.api.service import Service
+from trunkline.api.service import Service, open_json
 from trunkline.api.sse import EventStream, finish_or_disconnect
 
 
@@ -93,9 +92,7 @@ async def start_chat(request: Request, chat: ChatRequest, answer_id: str) -> Sta
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     chat = ChatRequest.parse(body, strict=service.config.strict_params)
     answer_id = f"chatcmpl-{secrets.token_hex(16)}"
     model, prompt, plan, constrained, reports, generation = await start_chat(request, chat, answer_id)

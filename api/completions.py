@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.api.answer_shapes import TextCompletion
-from trunkline.api.body import read_json
 from trunkline.api.cache_report import CacheReports
 from trunkline.api.chat_answer import FINGERPRINT, last_chunk, usage_body
 from trunkline.api.constrained import Constrained
@@ -26,7 +25,7 @@ from trunkline.api.openapi import Route
 from trunkline.api.prompt_logprobs import prompt_logprobs
 from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.protocol import CompletionRequest
-from trunkline.api.service import Service
+from trunkline.api.service import open_json
 from trunkline.api.sse import EventStream, finish_or_disconnect
 from trunkline.async_llm import AsyncLLM
 from trunkline.models.tokenizer import Tokenizer
@@ -35,9 +34,7 @@ from trunkline.outputs import PositionLogprobs
 
 async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     completion = CompletionRequest.parse(body, strict=service.config.strict_params)
     model = service.served_model(completion.model)
     sampling = completion.sampling(service.sampling_defaults, service.grammar_defaults)

@@ -12,13 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline.api.answer_shapes import Shape
-from trunkline.api.body import read_json
 from trunkline.api.embedding_plan import Vector
 from trunkline.api.embedding_request import EmbeddingFields, EmbeddingUsage, Text, embed, embedding_plan, texts_of
 from trunkline.api.errors import json_response
 from trunkline.api.openapi import Route
 from trunkline.api.protocol import Strings, TokenIds
-from trunkline.api.service import Service
+from trunkline.api.service import open_json
 
 
 class EmbeddingsRequest(EmbeddingFields):
@@ -61,9 +60,7 @@ class Embeddings(Shape, frozen=True, kw_only=True):
 
 async def embeddings(request: Request) -> Response:
     """The embeddings of texts."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     asked = EmbeddingsRequest.parse(body, strict=service.config.strict_params)
     model = service.served_model(asked.model)
     plan = embedding_plan(service, asked, normalize=asked.normalize, dimensions=asked.dimensions)

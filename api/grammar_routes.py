@@ -14,12 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trunkline.api.body import read_json
 from trunkline.api.errors import json_response
 from trunkline.api.fields import validated
 from trunkline.api.openapi import Route
 from trunkline.api.response_format import ConstraintFields, ToolFields, refuse_misspelt
-from trunkline.api.service import Service
+from trunkline.api.service import Service, open_json
 from trunkline.constraint import Constraint
 from trunkline.errors import InvalidParameter
 from trunkline.grammar.interface import GrammarRefused
@@ -81,9 +80,8 @@ class GrammarCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 async def check_grammar(request: Request) -> Response:
     """Lint what an answer is to follow, and measure it."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = GrammarCheckRequest.parse(await read_json(request, service.config.max_body_bytes))
+    service, given = await open_json(request)
+    body = GrammarCheckRequest.parse(given)
     service.served_model(body.model)
     try:
         constraint = _constraint(service, body)

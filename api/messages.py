@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from trunkline.api.answer_shapes import AnthropicError, Message, MessageEvent
-from trunkline.api.body import read_json
 from trunkline.api.chat import start_chat
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
@@ -20,16 +19,14 @@ from trunkline.api.messages_errors import PATH, MessageStream
 from trunkline.api.messages_protocol import CountTokensRequest, MessagesRequest, renamed
 from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
-from trunkline.api.service import Service
+from trunkline.api.service import open_json
 from trunkline.api.sse import finish_or_disconnect
 from trunkline.errors import RequestError
 
 
 async def messages(request: Request) -> Response:
     """Answer a conversation."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    given = await read_json(request, service.config.max_body_bytes)
+    service, given = await open_json(request)
     body = MessagesRequest.parse(given, strict=service.config.strict_params)
     chat, origins = body.chat(can_think=service.dialect.reasoning is not None)
     answer_id = f"msg_{uuid.uuid4().hex}"
@@ -54,9 +51,7 @@ class TokenCount(msgspec.Struct, frozen=True, kw_only=True):
 
 async def count_tokens(request: Request) -> Response:
     """How long the prompt of a conversation is."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    given = await read_json(request, service.config.max_body_bytes)
+    service, given = await open_json(request)
     body = CountTokensRequest.parse(given, strict=service.config.strict_params)
     service.served_model(body.model)
     chat, origins = body.chat(can_think=service.dialect.reasoning is not None)

@@ -19,13 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline.api.answer_shapes import Shape
-from trunkline.api.body import read_json
 from trunkline.api.embedding_plan import Vector
 from trunkline.api.embedding_request import EmbeddingFields, EmbeddingUsage, Text, embed, embedding_plan, texts_of
 from trunkline.api.errors import json_response
 from trunkline.api.openapi import Route
 from trunkline.api.protocol import Strings
-from trunkline.api.service import Service
+from trunkline.api.service import open_json
 from trunkline.errors import InvalidParameter
 from trunkline.sampling import INT32_MAX
 
@@ -126,9 +125,7 @@ class Scores(Shape, frozen=True, kw_only=True):
 
 async def rerank(request: Request) -> Response:
     """The documents that are nearest to a query."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     asked = RerankRequest.parse(body, strict=service.config.strict_params)
     model, contents, num_wanted = service.served_model(asked.model), asked.contents(), asked.num_wanted()
     texts = [*texts_of("query", asked.query), *texts_of("documents", contents)]
@@ -157,9 +154,7 @@ async def rerank(request: Request) -> Response:
 
 async def score(request: Request) -> Response:
     """How near the two texts of each pair are."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     kind = _kind_of_score(body)
     asked = kind.parse(body, strict=service.config.strict_params)
     model = service.served_model(asked.model)

@@ -15,7 +15,6 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from trunkline.api.body import read_json
 from trunkline.api.cache_protocol import query_number
 from trunkline.api.chat import StartedChat, start_chat
 from trunkline.api.edge import caller_of
@@ -31,7 +30,7 @@ from trunkline.api.responses_answer import (
 )
 from trunkline.api.responses_items import Conversation, Item, Placed, converse, read_input
 from trunkline.api.responses_protocol import ResponsesRequest, in_own_words
-from trunkline.api.service import Service
+from trunkline.api.service import Service, open_json
 from trunkline.api.sse import finish_or_disconnect
 from trunkline.errors import ContextLengthExceeded, InvalidParameter
 
@@ -61,9 +60,7 @@ class InputItems(msgspec.Struct, frozen=True, kw_only=True):
 
 async def create_response(request: Request) -> Response:
     """Answer."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    given = await read_json(request, service.config.max_body_bytes)
+    service, given = await open_json(request)
     wanted = ResponsesRequest.parse(given, strict=service.config.strict_params)
     owner, response_id = caller_of(request).owner, f"resp_{uuid.uuid4().hex}"
     items = read_input(wanted.input)

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from trunkline.api.body import read_json
 from trunkline.api.dialect import Dialect, check_parsers
 from trunkline.api.metrics import Metrics
 from trunkline.api.request_history import RequestHistory
@@ -125,6 +126,13 @@ class Service:
     def count_failure(self, error: RequestError) -> None:
         """A request was answered with an error."""
         self.metrics.request_failures.labels(error.code or str(error.status)).inc()
+
+
+async def open_json(request: Request) -> tuple[Service, dict[str, Any]]:
+    """The service, which takes requests, and the body of this one. Raises as Service.check_ready and read_json do."""
+    service: Service = request.app.state.service
+    service.check_ready()
+    return service, await read_json(request, service.config.max_body_bytes)
 
 
 def _check_names(names: tuple[str, ...]) -> None:

@@ -14,14 +14,13 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trunkline.api.body import read_json
 from trunkline.api.edge import caller_of
 from trunkline.api.errors import json_response
 from trunkline.api.fields import is_chat, treat_unknown, validated
 from trunkline.api.openapi import Route
 from trunkline.api.prompt import read_chat
 from trunkline.api.protocol import ChatRequest, TokenIds
-from trunkline.api.service import Service
+from trunkline.api.service import open_json
 from trunkline.errors import InvalidParameter
 
 MANY_TOKENS = 5_000  # their text is put together in a thread, so that other requests' tokens keep flowing meanwhile
@@ -85,9 +84,7 @@ class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     """The tokens of a text, or of a conversation's prompt."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     asked: TokenizeChatRequest | TokenizeTextRequest
     if is_chat(body):
         asked = TokenizeChatRequest.parse(body, strict=service.config.strict_params)
@@ -111,9 +108,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """The text of tokens."""
-    service: Service = request.app.state.service
-    service.check_ready()
-    body = await read_json(request, service.config.max_body_bytes)
+    service, body = await open_json(request)
     asked = DetokenizeRequest.parse(body, strict=service.config.strict_params)
     service.served_model(asked.model)
     assert service.llm.ready is not None, "it was ready a moment ago"

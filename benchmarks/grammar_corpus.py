@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.json_lines import read_rows
-from trunkline.bench.grammar import Compiler
+from trunkline.bench.grammar import CompileCost, Compiler
 from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.constraint import Constraint
-from trunkline.errors import RequestError
 from trunkline.grammar.algebra import canonical
 from trunkline.grammar.interface import CompiledGrammar, MatcherFailed
-from trunkline.grammar.prepare import prepare
 from trunkline.grammar.schema import meta, normalize
 from trunkline.grammar.schema.accepts import in_order
 
@@ -97,27 +95,19 @@ def _cases(file: Path) -> Iterator[Case]:
 
 
 @dataclass(kw_only=True)
-class Outcome:
+class Outcome(CompileCost):
     """What became of one schema.
 
-    refused          why, as the caller would be told; None: it was compiled
-    prepare_seconds, compile_seconds   CPU time of the checks and rewriting, and of the backend
-    wrong            valid instances that were refused, invalid ones that were accepted
-    mask_seconds     CPU time of each mask
+    wrong  valid instances that were refused, invalid ones that were accepted
     """
 
     name: str
     category: str
-    refused: str | None = None
-    backend: str = ""
-    prepare_seconds: float = 0.0
-    compile_seconds: float = 0.0
     accepted_valid: int = 0
     num_valid: int = 0
     refused_invalid: int = 0
     num_invalid: int = 0
     wrong: list[Instance] = field(default_factory=list)
-    mask_seconds: list[float] = field(default_factory=list)
 
     @property
     def is_over_permissive(self) -> bool:
@@ -159,19 +149,9 @@ class Tester(Compiler):
     def try_case(self, case: Case, way: Way) -> Outcome:
         """Compile the schema in one way, and put each instance to it."""
         outcome = Outcome(name=case.name, category=case.category)
-        begin = time.process_time()
-        try:
-            constraint = way.constraint(case.schema)
-            prepare(constraint)
-            outcome.prepare_seconds = time.process_time() - begin
-            begin = time.process_time()
-            compiled = self.compile(constraint)
-            compiled.matcher()
-        except RequestError as error:
-            outcome.refused = error.message
+        compiled = self.compile_timed(lambda: way.constraint(case.schema), outcome)
+        if compiled is None:
             return outcome
-        outcome.compile_seconds = time.process_time() - begin
-        outcome.backend = compiled.backend
         instances = case.instances if way.key_order == "any" else _in_order(case)
         for instance in instances:
             accepted = self.accepts(compiled, instance.text, outcome.mask_seconds)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ import pytest
 
 from tests.api.serving import MODEL, Server, wait_idle
 from tests.batches import Write, line, rows, write_lines
+from tests.plain_server import PlainHandler
 from tests.test_cli import fails
 from tests.tiny import tiny_model
 from trunkline.batch_run import Tally
@@ -32,7 +33,7 @@ def write(tmp_path: Path) -> Write:
 # ---------------------------------------------------------------- a server that misbehaves
 
 
-class Moody(BaseHTTPRequestHandler):
+class Moody(PlainHandler):
     """Takes the next of `moods` for each request: a status, or "hang up". Then it answers 200."""
 
     moods: ClassVar[list[Any]]
@@ -43,9 +44,9 @@ class Moody(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.loading:
-            self._send(self.loading.pop(), b"")
+            self.answer(self.loading.pop(), b"")
             return
-        self._send(200 if not self.asked else self.models, b'{"data": [{"id": "m"}]}')
+        self.answer(200 if not self.asked else self.models, b'{"data": [{"id": "m"}]}')
 
     def do_POST(self) -> None:
         self.asked.append(self.rfile.read(int(self.headers["content-length"])))
@@ -54,19 +55,9 @@ class Moody(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if mood == "engine_dead":
-            self._send(500, b'{"error": {"code": "engine_dead"}}')
+            self.answer(500, b'{"error": {"code": "engine_dead"}}')
             return
-        self._send(mood, b'{"usage": {"prompt_tokens": 4, "completion_tokens": 2}}' if mood == 200 else b"busy")
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("retry-after", "0")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+        self.answer(mood, b'{"usage": {"prompt_tokens": 4, "completion_tokens": 2}}' if mood == 200 else b"busy")
 
 
 @pytest.fixture

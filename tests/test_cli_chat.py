@@ -5,19 +5,20 @@ import io
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from tests.plain_server import PlainHandler
 from tests.test_cli import fails
 from trunkline.cli import main
 from trunkline.cli_chat import COMMANDS, chat, complete
 from trunkline.errors import StartupError
 
 
-class Answerer(BaseHTTPRequestHandler):
+class Answerer(PlainHandler):
     """Lists one model; answers a chat with the number of its messages, in two pieces. The word "fail" fails."""
 
     asked: ClassVar[list[dict[str, Any]]]
@@ -27,20 +28,20 @@ class Answerer(BaseHTTPRequestHandler):
     def _refused(self) -> bool:
         """Whether the request was refused, for want of the key or of the right path."""
         if not self.path.startswith("/v1/") or self.path.startswith("/v1/v1"):
-            self._send(404, b"{}")
+            self.answer(404, b"{}")
             return True
         if self.unready:
             error = {"message": "The model is still loading.", "code": self.unready.pop(0)}
-            self._send(503, json.dumps({"error": error}).encode())
+            self.answer(503, json.dumps({"error": error}).encode())
             return True
         if self.key is not None and self.headers["authorization"] != f"Bearer {self.key}":
-            self._send(401, b'{"error": {"message": "Send a header."}}')
+            self.answer(401, b'{"error": {"message": "Send a header."}}')
             return True
         return False
 
     def do_GET(self) -> None:
         if not self._refused():
-            self._send(200, b'{"data": [{"id": "the-model"}]}')
+            self.answer(200, b'{"data": [{"id": "the-model"}]}')
 
     def do_POST(self) -> None:
         if self._refused():
@@ -49,7 +50,7 @@ class Answerer(BaseHTTPRequestHandler):
         self.asked.append({**body, "authorization": self.headers["authorization"]})
         last = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
         if last == "refuse":
-            self._send(400, b'{"error": {"message": "The server refuses."}}')
+            self.answer(400, b'{"error": {"message": "The server refuses."}}')
             return
         if "prompt" in body:
             chunks: list[Any] = [{"choices": [{"text": piece}]} for piece in (" after ", last)]
@@ -63,21 +64,11 @@ class Answerer(BaseHTTPRequestHandler):
         if last == "nonsense":
             chunks = [chunks[0], {"choices": [{"of": "another endpoint"}]}]
         if last == "page":
-            self._send(200, b"<html>Welcome</html>")
+            self.answer(200, b"<html>Welcome</html>")
             return
         events = [f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, {"choices": []}]]
         done = "" if last == "vanish" else "data: [DONE]\n\n"
-        self._send(200, "".join([": ping\n\n", *events, done]).encode())
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("retry-after", "0")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
+        self.answer(200, "".join([": ping\n\n", *events, done]).encode())
 
 
 @pytest.fixture

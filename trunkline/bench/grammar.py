@@ -10,7 +10,7 @@ Times are CPU time of this process. `benchmarks/grammar.py` asks whether backend
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -69,6 +69,23 @@ class Compiler:
     def close(self) -> None:
         self.service.close()
 
+    def compile_timed(self, source: Callable[[], Constraint], cost: "CompileCost") -> CompiledGrammar | None:
+        """The grammar of what `source` makes; what it took is noted in `cost`. None if it is refused, which is noted as well."""
+        begin = time.process_time()
+        try:
+            constraint = source()
+            prepare(constraint)
+            cost.prepare_seconds = time.process_time() - begin
+            begin = time.process_time()
+            compiled = self.compile(constraint)
+            compiled.matcher()
+        except RequestError as error:
+            cost.refused = error.message
+            return None
+        cost.compile_seconds = time.process_time() - begin
+        cost.backend = compiled.backend
+        return compiled
+
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Raises RequestError if the constraint is refused."""
         compilation = self.service.submit(prepare(constraint).grammar)
@@ -125,21 +142,29 @@ class Compiler:
 
 
 @dataclass(kw_only=True)
-class Cost:
-    """What one schema costs with one backend.
+class CompileCost:
+    """What a grammar costs: CPU times.
 
-    refused       why, as a caller would be told; None: it was compiled
-    backend       that compiled it: of auto, the one that was chosen
-    mask_seconds  of each mask
+    refused          why, as a caller would be told; None: it was compiled
+    backend          that compiled it: of auto, the one that was chosen
+    prepare_seconds  of the checks and rewriting
+    compile_seconds  of the backend
+    mask_seconds     of each mask
     """
 
-    schema: str
-    asked: str
     refused: str | None = None
     backend: str = ""
     prepare_seconds: float = 0.0
     compile_seconds: float = 0.0
     mask_seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Cost(CompileCost):
+    """What one schema costs with one backend."""
+
+    schema: str
+    asked: str
 
 
 class Schema(NamedTuple):
@@ -182,20 +207,11 @@ def measure(compiler: Compiler, schema: Schema, backend: str, *, walks: int, mos
     A schema that was compiled before by the same backend is found compiled, and costs nothing.
     """
     cost = Cost(schema=schema.name, asked=backend)
-    begin = time.process_time()
-    try:
-        text = json.dumps(schema.schema, ensure_ascii=False)
-        constraint = Constraint(json_schema=text, backend=backend)
-        prepare(constraint)
-        cost.prepare_seconds = time.process_time() - begin
-        begin = time.process_time()
-        compiled = compiler.compile(constraint)
-        compiled.matcher()
-    except RequestError as error:
-        cost.refused = error.message
+    compiled = compiler.compile_timed(
+        lambda: Constraint(json_schema=json.dumps(schema.schema, ensure_ascii=False), backend=backend), cost
+    )
+    if compiled is None:
         return cost
-    cost.compile_seconds = time.process_time() - begin
-    cost.backend = compiled.backend
     for number in range(walks):
         rng = random.Random(f"{seed}/{schema.name}/{number}")
         compiler.walk(compiled, rng, most, "hastened", cost.mask_seconds)

@@ -133,8 +133,8 @@ class EventStream(Response):
         self._next_look = asyncio.get_running_loop().call_later(PING_SECONDS, self._look, send)
 
     def _look(self, send: Send) -> None:
-        """Ping if nothing was written since the last look."""
-        if self._idle:
+        """Ping if nothing was written since the last look, nor is being written to a client that does not read."""
+        if self._idle and (self._pinging is None or self._pinging.done()):
             self._pinging = asyncio.create_task(self._ping(send))
         self._idle = True
         self._look_later(send)

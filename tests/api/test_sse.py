@@ -137,6 +137,32 @@ async def test_pings_only_while_nothing_else_is_written(monkeypatch: pytest.Monk
     assert stream.bodies[-2:] == [FRAME, b"data: [DONE]\n\n"]
 
 
+async def test_a_client_that_does_not_read_is_pinged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "PING_SECONDS", 0.001)
+    stream, pinging, looks, looked = Stream(), 0, 0, asyncio.Event()
+    look = sse.EventStream._look
+
+    async def stuck(self: sse.EventStream, send: Any) -> None:
+        nonlocal pinging
+        pinging += 1
+        await asyncio.Event().wait()
+
+    def counted(self: sse.EventStream, send: Any) -> None:
+        nonlocal looks
+        look(self, send)
+        looks += 1
+        if looks == 5:
+            looked.set()
+
+    monkeypatch.setattr(sse.EventStream, "_ping", stuck)
+    monkeypatch.setattr(sse.EventStream, "_look", counted)
+    running = asyncio.create_task(stream.run())
+    await looked.wait()
+    assert pinging == 1
+    stream.frames.put_nowait(None)
+    await running
+
+
 async def test_client_that_goes_away_closes_the_generation() -> None:
     stream = Stream()
     running = asyncio.create_task(stream.run([FRAME]))

@@ -14,11 +14,12 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class DirectRoute(APIRoute):
-    """Calls its endpoint with the request, and sends what it returns."""
+    """Calls its endpoint with the request, and sends what it returns. HEAD is a GET of which HTTP's server leaves the body out."""
 
     def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -28,6 +29,15 @@ class DirectRoute(APIRoute):
             await response(scope, receive, send)
 
         self.app = call
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches({**scope, "method": "GET"} if scope["method"] == "HEAD" else scope)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD" and "GET" in (self.methods or ()):
+            await self.app(scope, receive, send)
+        else:
+            await super().handle(scope, receive, send)
 
 
 class Application(FastAPI):

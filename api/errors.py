@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from trunkline.api.unknown_routes import advice
 from trunkline.errors import EngineDead, RequestError, TrunklineError
@@ -96,25 +96,39 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405, in OpenAI's words."""
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
-    told = RequestError(str(error.detail))
+    path = request.scope["path"]  # request.url fails where a query is no UTF-8
+    where = f"{request.method} {path}"
+    told, headers = RequestError(str(error.detail)), dict(error.headers or {})
     if error.status_code == 404:
         there = {
             route.path: min(route.methods)  # GET, of GET and HEAD
             for route in request.app.routes
             if isinstance(route, Route) and route.methods and "{" not in route.path
         }
-        hint = " ".join(filter(None, (advice(request.url.path, there), "The API lies under /v1; /docs lists it.")))
+        hint = " ".join(filter(None, (advice(path, there), "The API lies under /v1; /docs lists it.")))
         told = RequestError(f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another HTTP method")
+        allowed = headers["Allow"] = _allowed(request) or headers.get("Allow", "GET, HEAD")
         hint = " CORS is not there: let a reverse proxy in front answer preflights." if _is_preflight(request) else ""
         told = RequestError(f"Not allowed: {where}. Use {allowed}.{hint}", code="method_not_supported")
     told.status = error.status_code
     request.state.record.fail(told)
     response = error_response(told)
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
+
+
+def _allowed(request: Request) -> str:
+    """The methods of all routes of the path, where Starlette names those of the first; "": a folder of files is there."""
+    methods = {
+        method
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    if "GET" in methods:
+        methods.add("HEAD")
+    return ", ".join(sorted(methods))
 
 
 def _is_preflight(request: Request) -> bool:

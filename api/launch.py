@@ -3,12 +3,13 @@
 1  bind the port               taken: one sentence, exit 1
 2  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1.
                                Nothing heavy is imported yet
-3  serve HTTP                  /health and the rest answer 503 until the engine is ready
-4  start the engine process    it reads the weights; if it cannot start: its own words, exit 1
+3  start the engine process    it imports torch and reads the weights, the longest part of a start, while we do what follows; if it
+                               cannot start: its own words, exit 1
+4  serve HTTP                  /health and the rest answer 503 until the engine is ready
 5  print what a user needs     log what may disappoint (advice.py), one line about the chat template (template_lint.py),
                                one about tool calls (dialect.py); last the address
 6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
-   or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 4
+   or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 3
 """
 
 import asyncio
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from trunkline.api.engine_process import EngineProcess
     from trunkline.api.service import Service
     from trunkline.async_llm import AsyncLLM
 
@@ -110,7 +112,8 @@ def exposure(config: ApiConfig, address: str) -> str | None:
 def summary(config: EngineConfig, name: str, ready: Ready) -> str:
     """What a user needs to know once, of a server that is ready."""
     num_tokens = ready.num_pages * ready.page_size
-    pages = f"{ready.num_pages:,} pages of {ready.page_size}"
+    stored = "" if config.cache.kv_cache_dtype == "auto" else f", stored as {config.cache.kv_cache_dtype}"
+    pages = f"{ready.num_pages:,} pages of {ready.page_size}{stored}"
     caching = "on" if config.cache.enable_prefix_caching else "off"
     in_a_step = f"{ready.max_num_seqs} sequences and {ready.max_num_batched_tokens} tokens in a step"
     return "\n".join(
@@ -131,17 +134,19 @@ def where(url: str, *, dashboard: bool) -> str:
 
 
 async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Checkpoint, verbose: bool) -> int:
-    from trunkline.api.app import create_app
-    from trunkline.api.service import Service, sampling_defaults
-    from trunkline.async_llm import AsyncLLM
-
-    llm = AsyncLLM.of(config.engine, chat_template=config.api.chat_template, log_format=config.api.log_format)
-    service = Service(config.api, llm)
-    service.sampling_defaults = sampling_defaults(config.api.generation_config, checkpoint.generation_defaults)
-    http = make_http_server(create_app(service), verbose=verbose)
-    url = base_url(config.api, listener)
+    from trunkline.api.engine_process import EngineProcess
 
     stopped = asyncio.create_task(_stop_signal(), name="stop signal")
+    await asyncio.sleep(0)  # a signal is heeded from here on
+    process = EngineProcess(config.engine, log_format=config.api.log_format)
+    try:
+        service = _make_service(config, checkpoint, process)
+        http = _make_http_server(service, verbose=verbose)
+    except BaseException:
+        await process.stop(loading=True)
+        raise
+    llm = service.llm
+    url = base_url(config.api, listener)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     _say(f"Listening on {url}, loading {checkpoint.name}; /health answers 503 until it is ready.", config.api)
     if warning := exposure(config.api, listener.getsockname()[0]):
@@ -160,6 +165,27 @@ async def _serve(config: ServeConfig, listener: socket.socket, checkpoint: Check
         await serving
         if service.tracing is not None:
             service.tracing.close()
+
+
+def _make_service(config: ServeConfig, checkpoint: Checkpoint, process: "EngineProcess") -> "Service":
+    from trunkline.api.service import Service, sampling_defaults
+    from trunkline.async_llm import AsyncLLM
+
+    llm = AsyncLLM.of(
+        config.engine,
+        chat_template=config.api.chat_template,
+        log_format=config.api.log_format,
+        process=process,
+    )
+    service = Service(config.api, llm)
+    service.sampling_defaults = sampling_defaults(config.api.generation_config, checkpoint.generation_defaults)
+    return service
+
+
+def _make_http_server(service: "Service", *, verbose: bool) -> "uvicorn.Server":
+    from trunkline.api.app import create_app
+
+    return make_http_server(create_app(service), verbose=verbose)
 
 
 async def _run_engine(service: "Service", name: str, url: str) -> int:
@@ -247,6 +273,8 @@ async def _stop_signal() -> None:
 def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
     import uvicorn
 
+    from trunkline.api.http_protocol import HttpProtocol
+
     class HttpServer(uvicorn.Server):
         """Leaves signals to us: uvicorn would raise them again after a clean stop, and the exit code would not be 0."""
 
@@ -258,7 +286,7 @@ def make_http_server(app: "FastAPI", *, verbose: bool) -> "uvicorn.Server":
     return HttpServer(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -31,6 +31,11 @@ _HEADERS = {
     "x-request-id": ("The caller's own, or one that the server chose", "string"),
     "openai-processing-ms": ("Milliseconds until the first byte of the answer", "string"),
 }
+_IGNORED = {
+    "description": "Fields of the body that nobody knows, percent-encoded; not sent if there are none",
+    "required": False,
+    "schema": {"type": "string"},
+}
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -110,7 +115,7 @@ def _describe(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     for status in _statuses(route):
         described["responses"][str(status)] = {
             "description": _STATUSES[status],
-            "headers": _headers(),
+            "headers": _headers(route),
             "content": error,
         }
     if route.bodies:
@@ -143,7 +148,7 @@ def _answer(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         each = {"description": "Each event", "type": "object", "properties": fields, "required": ["data"]}
         content[_EVENTS] = {"schema": each}
     streams = "; events, if `stream` is true" if route.event is not None else ""
-    return {"description": f"The answer{streams}", "headers": _headers(), "content": content}
+    return {"description": f"The answer{streams}", "headers": _headers(route), "content": content}
 
 
 def _statuses(route: Route) -> Sequence[int]:
@@ -181,11 +186,12 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
-def _headers() -> dict[str, Any]:
-    return {
+def _headers(route: Route) -> dict[str, Any]:
+    always = {
         name: {"description": meaning, "required": True, "schema": {"type": kind}}
         for name, (meaning, kind) in _HEADERS.items()
     }
+    return {**always, "x-ignored-fields": _IGNORED} if route.bodies else always
 
 
 def _group(route: Route) -> str:

@@ -11,9 +11,9 @@ from trunkline.api.advice import Advice, advise
 from trunkline.config import engine_config
 
 
-def told(num_tokens: int = 65_536, quantization: str | None = None, **settings: object) -> list[Advice]:
+def told(num_tokens: int = 65_536, stored: str | None = None, **settings: object) -> list[Advice]:
     ready = make_ready(num_pages=num_tokens // 16)
-    return advise(engine_config("model", **settings), ready, quantization)  # type: ignore[arg-type]
+    return advise(engine_config("model", **settings), ready, stored)  # type: ignore[arg-type]
 
 
 def test_ordinary_settings_need_no_advice() -> None:
@@ -36,9 +36,15 @@ def test_no_cache() -> None:
 
 
 def test_less_exact_numbers() -> None:
-    stored, weights = told(quantization="Q4_1", kv_cache_dtype="fp8")
+    stored, weights = told(stored="Q4_1", kv_cache_dtype="fp8")
     assert (stored.level, weights.level) == (logging.INFO, logging.INFO)
     assert "fp8" in stored.sentence and "(Q4_1)" in weights.sentence
+
+
+@pytest.mark.parametrize(("stored", "words"), [("Q4_1", "(Q4_1, then int8)"), (None, "(int8)")])
+def test_weights_that_are_quantized_here(stored: str | None, words: str) -> None:
+    ((_, sentence),) = told(stored=stored, quantization="int8")
+    assert words in sentence
 
 
 @pytest.mark.slow

@@ -101,6 +101,42 @@ async def test_a_preflight_is_told_that_there_is_no_cors(opened: httpx.AsyncClie
         assert response.json()["error"]["message"] == told
 
 
+async def test_all_methods_of_a_path_are_named_where_another_is_tried(opened: httpx.AsyncClient) -> None:
+    paths = (await opened.get("/openapi.json")).json()["paths"]
+    for path, item in paths.items():
+        there = {method.upper() for method in item}
+        response = await opened.patch(path)
+        assert response.status_code == 405, path
+        assert set(response.headers["allow"].split(", ")) == there | ({"HEAD"} if "GET" in there else set()), path
+        assert f"Use {response.headers['allow']}." in response.json()["error"]["message"]
+    assert (await opened.post("/dashboard/style.css")).headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/version", "/metrics", "/v1/models", "/v1/models/org/m", "/v1/queue", "/docs"]
+)
+async def test_head_is_get_without_a_body(opened: httpx.AsyncClient, path: str) -> None:
+    """Watchdogs ask so whether a server is there; the body is left out by the server beneath."""
+    head, get = await opened.head(path), await opened.get(path)
+    assert head.status_code == get.status_code
+    assert head.headers.keys() == get.headers.keys()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("PUT", "/health", 405)])
+async def test_a_query_that_is_no_text_does_not_matter(method: str, path: str, status: int) -> None:
+    app, answers = create_app(make_service()), []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"\xff=%ff", "headers": []}
+    await app({**scope, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)
+    assert answers[0]["status"] == status
+
+
 async def test_while_loading(opened: httpx.AsyncClient) -> None:
     health = await opened.get("/health")
     assert health.status_code == 503

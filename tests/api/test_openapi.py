@@ -52,7 +52,9 @@ async def test_every_route_is_told_of_with_its_errors_and_its_address() -> None:
         assert ("401" in answers) == bool(described.get("security")) == route.protected
         assert ("413" in answers) == ("requestBody" in described) == bool(route.bodies)
         for status, answer in answers.items():
-            assert "x-request-id" in answer["headers"]
+            assert answer["headers"]["x-request-id"]["required"]
+            assert ("x-ignored-fields" in answer["headers"]) == bool(route.bodies)
+            assert not answer["headers"].get("x-ignored-fields", {}).get("required", False)
             assert answer["content"].keys() == (
                 {route.media_type} | ({"text/event-stream"} if route.event else set())
                 if status == "200"

@@ -1,0 +1,51 @@
+"""Uvicorn's HTTP/1.1 with httptools, for the clients there are and for those that mean harm. Knows no request.
+
+Upgrade   a proposal of another protocol is passed over, as RFC 9110 has it: Java's HTTP client offers HTTP/2 ("Upgrade: h2c")
+          with the first request it sends. The parser would stop reading after its head, and its body would be lost
+the head  is at most MAX_HEAD bytes long, and a little more: the parser would keep whatever comes
+"""
+
+import re
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD = 256 * 1024  # bytes of first line and headers; what is more is noticed with the next bytes that come
+_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_PASSED_OVER = b"\r\nx-passed-over"
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _is_between = True  # no request is being received: what comes next begins one
+    _num_head: int | None = None  # bytes that came while a head was received; None: none is
+
+    def data_received(self, data: bytes) -> None:
+        if self._num_head is not None:
+            self._num_head += len(data)
+            if self._num_head > MAX_HEAD:
+                message = f"The head of a request is longer than {MAX_HEAD} bytes."
+                self.logger.warning(message)
+                self.send_400_response(message)
+                return
+        if self._is_between:
+            data = _without_upgrade(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._is_between, self._num_head = False, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._num_head = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_between = True
+        super().on_message_complete()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The same, but for the name of the header that proposes another protocol, if the whole head is there."""
+    end = data.find(b"\r\n\r\n")
+    return _UPGRADE.sub(_PASSED_OVER, data[:end]) + data[end:] if end > 0 else data

@@ -17,20 +17,23 @@ from typing import Any, Self
 
 import tokenizers
 
-MAX_CHARACTERS = (
-    20_000  # of a text: a longer one is better encoded by the library, which lets other threads run meanwhile
-)
+# Of a text: a longer one is better encoded by the library, which lets other threads run meanwhile.
+MAX_CHARACTERS = 20_000
 MAX_PIECES = 2**16  # that are remembered
 MAX_PIECE_CHARACTERS = 32
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # what ByteLevel has built in
 _PLAIN = re.compile(r"[\t\n\r -~]*")
-_ALPHABET = str.maketrans(
-    {" ": "Ġ", "\t": "ĉ", "\n": "Ċ", "\r": "č"}
-)  # other characters of _PLAIN stand for themselves
+# The byte alphabet's for characters of _PLAIN; the others stand for themselves.
+_ALPHABET = str.maketrans({" ": "Ġ", "\t": "ĉ", "\n": "Ċ", "\r": "č"})
 _SAME_IF_ASCII = ("NFC", "NFD", "NFKC", "NFKD")  # normalizers
 _RANGES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
-_PART = re.compile(r"\\p\{(\w+)\}|\\([sSrnt]|[^\w\s])|\\|.", re.DOTALL)
+_PART = re.compile(
+    r"\\p\{(\w+)\}|\\([sSrnt]|[^\w\s])|\\|\(\?(?:i?:|=|!|<=|<!|>)|\{(?:\d+,?\d*|,\d+)\}[?*+{]?|.", re.DOTALL
+)
+# Outside of classes: to onig, ^ and $ are ends of lines. A group may capture, or have other flags; + and ? after {1,3} mean
+# another thing than after *.
+_OTHERWISE = frozenset("^$({}")
 _PROBE = (
     "The quick  brown fox's 3.14159 and 2,718;\n\n    def add(self, x):\r\n\treturn self.__x + x**2  # don't\n"
     '{"key": [1, 20, 300], "HTTPServer": null} -- I\'LL (we\'ve) <tag/> $5 ~a^b| `c` \\n %d @e_f #1?! \n  \n'
@@ -59,13 +62,12 @@ class AsciiPieces:
             pieces = cls(model, [_of_ascii(pattern) for pattern in patterns])
         except (ValueError, re.error):
             return None
+        if any(not match[0] for cut in pieces._cuts for match in cut.finditer(_PROBE)):
+            return None  # what comes of empty matches is each engine's own affair
         cut = [piece.translate(_ALPHABET) for piece in pieces.cut(_PROBE)]
         is_same = cut == [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(_PROBE)]
-        return (
-            pieces
-            if is_same and pieces.encode(_PROBE) == library.encode(_PROBE, add_special_tokens=False).ids
-            else None
-        )
+        is_same = is_same and pieces.encode(_PROBE) == library.encode(_PROBE, add_special_tokens=False).ids
+        return pieces if is_same else None
 
     def cut(self, text: str) -> list[str]:
         """The pieces of an ASCII text."""
@@ -121,29 +123,35 @@ def _patterns(pre_tokenizer: dict[str, Any] | None) -> list[str] | None:
 
 def _of_ascii(pattern: str) -> re.Pattern[str]:
     """The same expression for ASCII texts, to split at. Raises ValueError for what `re` might not read in the same way."""
-    compiled = re.compile(f"({''.join(_translated(pattern))})", re.ASCII)
-    if compiled.groups != 1:
-        raise ValueError(pattern)
-    return compiled
+    return re.compile(f"({''.join(_translated(pattern))})", re.ASCII)
 
 
 def _translated(pattern: str) -> Iterator[str]:
     in_class = ""  # what of a class was read so far
+    groups: list[str] = []  # how those began that are open
     for part in _PART.finditer(pattern):
         text = part[0]
+        ignores_case = "(?i:" in groups
         if part[1] is not None:
             ranges = _RANGES.get(part[1])
-            if ranges is None or not (ranges or in_class):
+            if ranges is None or not (ranges or in_class) or (ignores_case and part[1] in ("Lu", "Ll")):
                 raise ValueError(pattern)
             text = ranges if in_class else f"[{ranges}]"
-        elif text == "\\" or (in_class and text in ("[", "&", "~", "|")):  # an unknown escape; onig's sets of sets
+        elif text == "\\" or (ignores_case and not text.isascii()):  # an unknown escape; "ß" may be "ss"
             raise ValueError(pattern)
+        elif in_class:
+            if text in ("[", "&", "~", "|") or (text == "]" and in_class in ("[", "[^")):  # onig's sets of sets
+                raise ValueError(pattern)
+            if text == "]":
+                in_class = ""
         elif text == "[":
             in_class = text
-        elif text == "]" and in_class:
-            if in_class in ("[", "[^"):
-                raise ValueError(pattern)
-            in_class = ""
+        elif text in _OTHERWISE or (text[0] == "{" and text[-1] != "}"):
+            raise ValueError(pattern)
+        elif text[0] == "(":
+            groups.append(text)
+        elif text == ")" and groups:
+            groups.pop()
         if in_class and part[0] != "[":
             in_class += text
         yield text

@@ -96,11 +96,43 @@ def test_pieces_are_remembered_and_only_so_many(monkeypatch):
         r"\h+",
         r"a\Kb",
         r"(?<n>a",
+        r"\p{N}{1,3}+",
+        r"\p{N}{2}?",
+        r"\s+$",
+        r"^\s+",
+        r"(?m:.)",
+        r"(?x: a)",
+        r"(?i)a",
+        r"(?i:(?:\p{Lu}))",
+        r"(?i:[\p{Ll}])",
+        r"(?i:ß)",
+        r"a{",
+        r"a{,}",
+        r"(a)",
     ],
 )
 def test_patterns_that_might_mean_something_else_are_left_to_the_library(pattern):
     with pytest.raises((ValueError, ascii_pieces.re.error)):
         ascii_pieces._of_ascii(pattern)
+
+
+# What of patterns the engines read alike, and what they do not.
+CHARACTERS = [
+    r"\p{L}", r"\p{N}", r"\s", r"\S", "a", "'", " ", r"\n", ".", r"\$", r"[^\s\p{L}\p{N}]", r"[\r\n]", r"[\p{Lu}\p{M}]", "[a-c]",
+    "(?i:s|t)", "(?:a|b)", "(?>a+)", r"[\s-]", "(?m:.)", r"(?i:\p{Lu})",
+]  # fmt: skip
+PLACES = [r"(?!\S)", r"(?<=\s)", "(?<!a)", "$", "^"]
+QUANTIFIERS = ["", "+", "*", "?", "+?", "++", "?+", "{1,3}", "{2}", "{1,3}+", "{1,2}?", "{,2}"]
+quantified = st.tuples(st.sampled_from(CHARACTERS), st.sampled_from(QUANTIFIERS)).map("".join) | st.sampled_from(PLACES)
+patterns = st.lists(st.lists(quantified, min_size=1, max_size=3).map("".join), min_size=1, max_size=4).map("|".join)
+
+
+@given(pattern=patterns, texts=st.lists(ascii_text, min_size=1, max_size=8))
+def test_a_pattern_that_is_understood_cuts_as_the_library_does(pattern, texts):
+    library = make_library(pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), BYTE_LEVEL]))
+    if (pieces := AsciiPieces.of(library)) is not None:
+        for text in texts:
+            assert [piece.translate(ascii_pieces._ALPHABET) for piece in pieces.cut(text)] == cut_by(library, text)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from typing import NamedTuple, cast
 
 import uvloop
 
-from benchmarks.server import start
+from benchmarks.server import children, start
 from trunkline.bench.cli import make_texts
 from trunkline.bench.report import platform_facts
 from trunkline.bench.tables import align
@@ -43,7 +43,8 @@ from trunkline.bench.texts import Texts
 PAGE = Path(__file__).with_name("api-cost.md")
 COST, RATE = 0, 1  # of `figures`
 PACKAGES = ("uvicorn", "uvloop", "httptools", "fastapi", "starlette", "pydantic", "msgspec", "pyzmq", "tokenizers")
-GOALS = (  # of issue 6: title of a case, bound, of which figure
+# Title of a case, bound, of which figure.
+GOALS = (
     ("64 streams of 256 tokens", 60.0, COST),
     ("streamed, 1 token", 700.0, COST),
     ("not streamed, 1 token", 700.0, COST),
@@ -241,11 +242,6 @@ def pin(pid: int, cpu: int, *, undisturbed: bool = False) -> None:
         os.sched_setaffinity(int(task.name), {cpu})
         if undisturbed:
             os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def run(

@@ -86,7 +86,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
     """Send one streaming request and read it to its end. Failures are reported in the outcome, never raised."""
     outcome = Outcome(started=time.perf_counter())
     try:
-        async with session.post(url, json=body) as response:
+        async with await _post(session, url, body) as response:
             if response.status != 200:
                 outcome.error = f"HTTP {response.status}: {_shorten(await response.text())}"
             elif "text/event-stream" not in response.headers.get("Content-Type", ""):
@@ -99,6 +99,19 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
         outcome.error = _shorten(f"{type(error).__name__}: {error}")
     outcome.finished = time.perf_counter()
     return outcome
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    """Send a request, once more if the connection was kept from an earlier one and is closed by now.
+
+    Some servers, llama.cpp's for one, close it behind every stream and do not say so.
+    """
+    try:
+        return await session.post(url, json=body)
+    except aiohttp.ClientConnectorError:
+        raise  # there was none
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+        return await session.post(url, json=body)
 
 
 async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:

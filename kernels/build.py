@@ -1,15 +1,20 @@
 """Compiles the C sources of the CPU kernels for this machine, once, into the user's cache.
 
     library = build_library()            # Path of a shared library, compiled now or before; raises BuildError
+    build_ahead()                        # begins to, in a thread; build_library() then waits for it
     python -m trunkline.kernels.build    # the same ahead of time, e.g. while a container image is made
 
 There is no build step at installation: what is compiled must fit the machine that runs it, not the one that packed it, and a
 package without binaries installs everywhere. The C includes none of Python's headers, so any `cc` will do. Libraries are kept in
 $XDG_CACHE_HOME/trunkline/kernels (~/.cache by default) under digests of all that went into them: sources, flags and compiler.
 Nobody else may write there: a library is code. Where the compiler is gone, a library that one made earlier still serves.
+
+A first start waits for this, so each source file has a compiler of its own, as many at a time as there are CPUs; and torch, whose import
+takes as long, is not needed here.
 """
 
 import atexit
+import contextlib
 import hashlib
 import logging
 import os
@@ -20,10 +25,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-
-import torch
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +42,6 @@ COMMON_FLAGS = (
     "-fno-math-errno",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-Wno-psabi",  # vectors are passed between inlined functions only
 )
@@ -46,14 +51,32 @@ TARGET_FLAGS = {  # never -march=native: the cache may be a network drive, share
 }
 
 
+LINK_FLAGS = ("-shared", "-pthread")
+X86 = ("x86_64", "AMD64")  # platform.machine()
+
+_building = threading.Lock()
+
+
 class BuildError(Exception):
     """The library could not be built. The message completes the sentence "The CPU kernels are not compiled: …"."""
 
 
 def detect_target() -> str:
-    """The key of TARGET_FLAGS that this processor runs fastest, by torch's own check of it."""
-    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return "avx2" if has_avx2 and platform.machine() in ("x86_64", "AMD64") else "baseline"
+    """The key of TARGET_FLAGS that this processor runs fastest."""
+    return "avx2" if platform.machine() in X86 and _has_avx2() else "baseline"
+
+
+@cache
+def _has_avx2() -> bool:
+    """Whether this processor has all that TARGET_FLAGS["avx2"] uses."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux: torch knows
+        import torch
+
+        return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return {"avx2", "fma", "f16c"} <= set(flags)
 
 
 def build_library(target: str | None = None) -> Path:
@@ -63,7 +86,22 @@ def build_library(target: str | None = None) -> Path:
     """
     if os.name != "posix":
         raise BuildError("the kernels need a POSIX system")
-    flags = (*COMMON_FLAGS, *TARGET_FLAGS[target or detect_target()])
+    with _building:
+        return _build(TARGET_FLAGS[target or detect_target()])
+
+
+def build_ahead() -> None:
+    """Begin to compile for this machine, and return at once. What goes wrong, `build_library` will tell."""
+
+    def build() -> None:
+        with contextlib.suppress(BuildError):
+            build_library()
+
+    threading.Thread(target=build, name="kernels", daemon=True).start()
+
+
+def _build(target_flags: tuple[str, ...]) -> Path:
+    flags = (*COMMON_FLAGS, *target_flags)
     stem = f"kernels-{_digest_sources(flags)}"
     folder = _private_folder(default_cache())
     try:
@@ -75,7 +113,7 @@ def build_library(target: str | None = None) -> Path:
     library = folder / f"{stem}-{_digest(repr(compiler), _version(compiler))}.so"
     if not library.exists():
         logger.info("Compiling the CPU kernels with %s: some seconds, this once.", compiler[0])
-        _compile([*compiler, *flags, *map(str, sorted(SOURCES.glob("*.c"))), "-lm"], library)
+        _compile([*compiler, *flags], [*compiler, *LINK_FLAGS], library)
     return library
 
 
@@ -139,22 +177,36 @@ def _temporary_folder() -> Path:
     return Path(folder)
 
 
-def _compile(command: list[str], library: Path) -> None:
-    """Run `command`, whose output becomes `library` in one step: another process sees all of it or nothing."""
-    handle, unfinished = tempfile.mkstemp(dir=library.parent, suffix=".so.tmp")
-    os.close(handle)
-    try:
-        result = subprocess.run(
-            [*command, "-o", unfinished], check=False, capture_output=True, text=True, timeout=COMPILE_SECONDS
-        )
-        if result.returncode != 0:
-            complaint = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
-            raise BuildError(f"{command[0]} fails with code {result.returncode}: {complaint}")
+def _compile(compiler: Sequence[str], linker: Sequence[str], library: Path) -> None:
+    """Make `library` of all sources. It appears in one step: another process sees all of it or nothing.
+
+    compiler  command and flags that make an object file of a source file
+    linker    command and flags that make a shared library of object files
+    """
+    sources = sorted(SOURCES.glob("*.c"), key=lambda file: -file.stat().st_size)  # what takes longest, first
+    with tempfile.TemporaryDirectory(dir=library.parent, suffix=".tmp") as name:
+        folder = Path(name)
+        objects = [folder / f"{source.stem}.o" for source in sources]
+        commands = [
+            [*compiler, "-c", str(source), "-o", str(made)] for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+            list(threads.map(_run, commands))
+        unfinished = folder / library.name
+        _run([*linker, *map(str, objects), "-lm", "-o", str(unfinished)])
         os.replace(unfinished, library)
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} took more than {COMPILE_SECONDS} s") from error
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+    except OSError as error:
+        raise BuildError(f"{command[0]} does not run ({error})") from error
+    if result.returncode != 0:
+        complaint = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip())
+        raise BuildError(f"{command[0]} fails with code {result.returncode}: {complaint}")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from trunkline.messages import (
     encode,
 )
 from trunkline.scheduler.engine import Engine
+from trunkline.workers.ahead import begin
 
 logger = logging.getLogger("trunkline.engine")
 
@@ -154,9 +155,13 @@ class EngineServer:
         engine.close()
 
     def _load(self) -> tuple[Engine, Ready]:
+        begin(self.config.worker)
+        gc.disable()  # of so many objects that all stay
         # Imports torch: late, so that the socket is bound before.
         from trunkline.workers.worker import load_worker
 
+        gc.freeze()
+        gc.enable()
         worker, config = load_worker(self.config, self._on_progress, on_lost=_end), self.config.scheduler
         tokenizer = worker.tokenizer
         assert tokenizer is not None, "load_worker reads it"

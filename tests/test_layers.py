@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "radix": (),
     "kernels": (),
     "models": ("kernels",),
-    "workers": ("models", "kernels"),
+    "workers": ("models", "kernels", "gpu_driver"),
     "grammar": ("models.tokenizer",),
     "scheduler": ("radix", "grammar"),
     "api": ("models.tokenizer", "models.checkpoint", "models.pooling", "grammar", "async_llm"),

@@ -83,10 +83,22 @@ class AsyncLLM:
         self._configure(engine_config(builtin_model() if model is None else model, **flags), chat_template)
 
     @classmethod
-    def of(cls, config: EngineConfig, *, chat_template: str | None = None, log_format: str = "text") -> Self:
-        """The same from composed settings; `log_format` is the engine's."""
+    def of(
+        cls,
+        config: EngineConfig,
+        *,
+        chat_template: str | None = None,
+        log_format: str = "text",
+        process: EngineProcess | None = None,
+    ) -> Self:
+        """The same from composed settings.
+
+        log_format  the engine's
+        process     an engine that runs with these settings already; from here on it is ours to end
+        """
         llm = cls.__new__(cls)
         llm._configure(config, chat_template, log_format)
+        llm.process = process
         return llm
 
     def _configure(self, config: EngineConfig, chat_template: str | None, log_format: str = "text") -> None:
@@ -128,7 +140,7 @@ class AsyncLLM:
     async def _start(self, on_loading: Callable[[Loading], None] | None) -> None:
         self.checkpoint = await asyncio.to_thread(open_checkpoint, self.config.model)
         # Both also by names of our own: `shutdown` may come while we wait.
-        process = self.process = EngineProcess(self.config, log_format=self._log_format)
+        process = self.process = self.process or EngineProcess(self.config, log_format=self._log_format)
         client = self.client = EngineClient(process.address, on_loading=on_loading)
         client.start()
         self._watcher = asyncio.create_task(self._watch(process, client), name="engine watcher")

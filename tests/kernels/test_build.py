@@ -2,12 +2,15 @@
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from trunkline.kernels import build
-from trunkline.kernels.build import BuildError, build_library
+from trunkline.kernels.build import BuildError, build_ahead, build_library
 
 COMPILER = """#!/bin/sh
 [ "$1" = --version ] && { echo "fake %(version)s"; exit 0; }
@@ -20,7 +23,12 @@ echo library > "$2"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory of its own, with a compiler that writes down how it is called."""
+    """A home directory of its own, with a compiler that writes down how it is called, and two source files."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("a.c", "b.c"):
+        (sources / name).write_text("int a;")
+    monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build._temporary_folder.cache_clear()
     write_compiler(tmp_path)
@@ -33,7 +41,17 @@ def write_compiler(home: Path, *, version: str = "1.0", then: str = "") -> None:
     (home / "cc").chmod(0o755)
 
 
-def calls(home: Path) -> list[str]:
+def compiled(home: Path) -> list[str]:
+    """How the compiler was called for source files, in any order."""
+    return [call for call in _calls(home) if " -c " in call]
+
+
+def linked(home: Path) -> list[str]:
+    """How it was called for libraries."""
+    return [call for call in _calls(home) if "-shared" in call]
+
+
+def _calls(home: Path) -> list[str]:
     return (home / "log").read_text().splitlines() if (home / "log").exists() else []
 
 
@@ -42,28 +60,57 @@ def test_compiled_once_into_a_folder_that_is_ours_alone(home: Path) -> None:
     assert library.parent == home / "cache/trunkline/kernels"
     assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
     assert build_library() == library
-    assert len(calls(home)) == 1
+    assert len(linked(home)) == 1
     assert [file.name for file in library.parent.iterdir()] == [library.name], "nothing unfinished is left"
 
 
 def test_never_for_the_build_machine_alone(home: Path) -> None:
     build_library("avx2")
+    avx2 = compiled(home)
     build_library("baseline")
-    avx2, baseline = calls(home)
-    assert "-mavx2 -mfma -mf16c" in avx2 and "-mavx" not in baseline
-    assert all("native" not in call and "-ffp-contract=off" in call for call in (avx2, baseline))
+    baseline = compiled(home)[len(avx2) :]
+    assert all("-mavx2 -mfma -mf16c" in call for call in avx2) and not any("-mavx" in call for call in baseline)
+    assert all("native" not in call and "-ffp-contract=off" in call for call in (*avx2, *baseline))
 
 
-def test_another_compiler_target_or_source_is_another_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_has_a_compiler_of_its_own(home: Path) -> None:
+    build_library()
+    assert sorted(Path(call.split(" -c ")[1].split()[0]).name for call in compiled(home)) == ["a.c", "b.c"]
+    (link,) = linked(home)
+    assert sorted(Path(word).name for word in link.split() if word.endswith(".o")) == ["a.o", "b.o"]
+
+
+def test_ahead_and_then_not_again(home: Path, tmp_path: Path) -> None:
+    write_compiler(home, then=f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done")
+    build_ahead()
+    (tmp_path / "go").touch()
+    library = build_library()
+    assert library.read_text() == "library\n" and len(linked(home)) == 1
+
+
+def test_what_goes_wrong_ahead_is_told_to_who_needs_it(home: Path) -> None:
+    write_compiler(home, then="exit 3")
+    build_ahead()
+    with pytest.raises(BuildError, match="fails with code 3"):
+        build_library()
+
+
+def test_the_target_is_found_without_torch_and_is_what_torch_finds() -> None:
+    code = (
+        "import sys; from trunkline.kernels.build import detect_target; print(detect_target(), 'torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert ended.stdout.split() == ["avx2" if capability in ("AVX2", "AVX512") else "baseline", "False"]
+
+
+def test_another_compiler_target_or_source_is_another_library(home: Path) -> None:
     libraries = {build_library("avx2"), build_library("baseline")}
     write_compiler(home, version="2.0")
     libraries.add(build_library("avx2"))
-    sources = home / "src"
-    sources.mkdir()
-    (sources / "a.c").write_text("int a;")
-    monkeypatch.setattr(build, "SOURCES", sources)
+    (home / "sources/a.c").write_text("int b;")
     libraries.add(build_library("avx2"))
-    (sources / "a.h").write_text("")
+    (home / "sources/a.h").write_text("")
     libraries.add(build_library("avx2"))
     assert len(libraries) == 5
 
@@ -113,7 +160,7 @@ def test_a_folder_that_others_can_write_is_not_used(home: Path, mode: int) -> No
     assert library.parent != folder and stat.S_IMODE(library.parent.stat().st_mode) == 0o700
     assert list(folder.iterdir()) == []
     assert build_library() == library, "one temporary folder for the process"
-    assert len(calls(home)) == 1
+    assert len(linked(home)) == 1
 
 
 def test_a_cache_that_cannot_be_made(home: Path) -> None:

@@ -22,7 +22,7 @@ class Advice(NamedTuple):
 def advise(config: EngineConfig, ready: Ready, quantization: str | None) -> list[Advice]:
     """All there is to say; mostly little.
 
-    quantization  how most weights are stored, such as "Q4_1"; None: as plain numbers
+    quantization  how most weights of the checkpoint are stored, such as "Q4_1"; None: as plain numbers
     """
     found: list[Advice] = []
     if sentence := _about_room(ready):
@@ -35,7 +35,7 @@ def advise(config: EngineConfig, ready: Ready, quantization: str | None) -> list
                 " have sent before.",
             )
         )
-    if config.cache.kv_cache_dtype != "auto":
+    if config.cache.kv_cache_dtype.startswith("fp8"):
         found.append(
             Advice(
                 logging.INFO,
@@ -43,6 +43,8 @@ def advise(config: EngineConfig, ready: Ready, quantization: str | None) -> list
                 " answers with and without it, on questions of your own.",
             )
         )
+    if config.model.quantization == "int8":
+        quantization = "int8" if quantization is None else f"{quantization}, then int8"
     if quantization is not None:
         found.append(
             Advice(

@@ -1,7 +1,7 @@
 """The compiled CPU kernels: memory, checks, and calls into the C library by ctypes.
 
-Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights and pages
-are stored in float32, float16 or bfloat16, everything is computed in float32. The result of a row does not depend, to
+Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights
+are stored in float32, float16 or bfloat16, pages in float32, float16 or float8_e4m3fn; everything is computed in float32. The result of a row does not depend, to
 the bit, on which other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number
 of threads.
 
@@ -13,10 +13,12 @@ about 3 µs a call.
 import ctypes
 import mmap
 import weakref
-from collections.abc import Sequence
-from ctypes import c_float, c_int, c_long, c_void_p
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import c_char_p, c_float, c_int, c_long, c_void_p
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -26,24 +28,38 @@ from torch import Tensor
 from trunkline.errors import ConfigError
 from trunkline.kernels.build import build_library, detect_target
 from trunkline.kernels.interface import Activation, Batch, Int32, KvPages, PackedLinear
+from trunkline.kernels.program import ADDRESSES, NUMBERS, CpuProgram, Recorder, name_of_call
+from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix
 from trunkline.step import SPLIT
 
 HUGE_PAGE = 2 * 2**20  # bytes
 BLOCK_BYTES = 64 * 2**20  # of weights; untouched memory costs nothing
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # enum format in cpu_src/vector.h
+KV_FORMATS = {torch.float32: 0, torch.float16: 1, torch.float8_e4m3fn: 3}  # of keys and values, from the same enum
 
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # enum activation in cpu_src/rows.c
 
-_POINTER_AND_INT = {"p": c_void_p, "i": c_int, "l": c_long, "f": c_float}
-_SIGNATURES = {  # one letter per argument, after the pool
+_TYPES = {"p": c_void_p, "i": c_int, "l": c_long, "f": c_float}
+_TYPES |= dict.fromkeys(NUMBERS, c_int) | dict.fromkeys(ADDRESSES, c_void_p)
+_SIGNATURES = {  # one letter per argument, after the pool; capitals are what a step brings along, see program.py
     "pack": "ppiiiii",
-    "linear": "ppppiiii",
-    "embed": "pppiiiii",
-    "norm": "ppppiif",
-    "rotate_and_store": "ppppppppfiiiiiii",
-    "attention": "plppppppppffiiiiiiiii",
-    "gated_mul": "ppiii",
+    "linear": "ppppTiii",
+    "embed": "pppTiiii",
+    "pack_quantized": "ppppiiiiiiii",
+    "linear_quantized": "ppppTiiiiii",
+    "embed_quantized": "pppTiiiiiii",
+    "norm": "ppppTif",
+    "rotate_and_store": "ppASppppfTiiiiii",
+    "attention": "plppGQCOLpffRPXiiiiii",
+    "gated_mul": "ppTii",
 }
+
+
+class OperationTime(NamedTuple):
+    """What an operation took while `CpuKernels` kept a profile."""
+
+    calls: int
+    seconds: float
 
 
 class SharedSplits(NamedTuple):
@@ -71,8 +87,13 @@ class CpuKernels:
 
     page_sizes = tuple(2**power for power in range(3, 10))
 
-    def __init__(self, threads: int, library: Path | None = None) -> None:
-        """Raises build.BuildError if there is no `library` and none can be built."""
+    def __init__(self, threads: int, library: Path | None = None, *, kv_dtype: torch.dtype | None = None) -> None:
+        """
+        kv_dtype  of keys and values, one of KV_FORMATS; None: as the weights are stored, see `kv_dtype`
+
+        Raises build.BuildError if there is no `library` and none can be built.
+        """
+        assert kv_dtype is None or kv_dtype in KV_FORMATS, kv_dtype
         library = library or build_library()
         lib = ctypes.CDLL(str(library))
         lib.trunkline_pool_create.restype = c_void_p
@@ -86,10 +107,19 @@ class CpuKernels:
         self._functions = {}
         for name, letters in _SIGNATURES.items():
             function = getattr(lib, f"trunkline_{name}")
-            function.argtypes = [c_void_p, *(_POINTER_AND_INT[letter] for letter in letters)]
+            function.argtypes = [c_void_p, *(_TYPES[letter] for letter in letters)]
             self._functions[name] = function
+        lib.trunkline_operation.argtypes = [c_char_p]
+        lib.trunkline_run.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_void_p]
+        self._lib = lib
+        self._recorder: Recorder | None = None
+        self._profile: dict[str, OperationTime] | None = None
+        self._profiled: list[tuple[Sequence[str], np.ndarray]] = []  # of programs: calls' names and nanoseconds
+        lib.trunkline_quantized_panel_bytes.restype = c_long
+        lib.trunkline_quantized_panel_bytes.argtypes = [c_int] * 5
         self._panel: int = lib.trunkline_panel()
         self._memory = Memory()
+        self._kv_dtype = kv_dtype
         self.threads: int = lib.trunkline_pool_threads(self._pool)
         self.device = torch.device("cpu")
         self.activation_dtype = torch.float32
@@ -100,21 +130,52 @@ class CpuKernels:
     def supports_head_dim(self, head_dim: int) -> bool:
         return head_dim % 8 == 0
 
-    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
-        """Panels of output channels, [N / panel, K, panel]; see cpu_src/linear.c."""
+    def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
+        """Panels of output channels: [N / panel, K, panel], see cpu_src/linear.c; of integers, [N / panel, bytes of a panel], see
+        cpu_src/quantized.c."""
+        assert all(weight.shape[1] == weights[0].shape[1] for weight in weights), [weight.shape for weight in weights]
+        integers = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+        if len(integers) == len(weights):
+            return self._pack_integers(integers)
+        return self._pack_plain(
+            [weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights], dtype
+        )
+
+    def _pack_plain(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
         panel, k, n = self._panel, weights[0].shape[1], sum(len(weight) for weight in weights)
         packed = self._memory.take((-(-n // panel), k, panel), dtype)
         first = 0
         for weight in weights:
-            assert weight.shape[1] == k, f"{weight.shape} stacked with {weights[0].shape}"
             source = weight.contiguous() if weight.dtype in FORMATS else weight.float().contiguous()
             formats = FORMATS[source.dtype], FORMATS[dtype]
             self._call("pack", source.data_ptr(), packed.data_ptr(), len(source), k, first, *formats)
             first += len(source)
         return PackedLinear(packed, n=n, k=k)
 
+    def _pack_integers(self, matrices: Sequence[QuantizedMatrix]) -> PackedLinear:
+        k, n = matrices[0].shape[1], sum(len(matrix) for matrix in matrices)
+        integers = IntegerFormat.holding(matrices)
+        layout = _layout(integers)
+        panel_bytes = self._lib.trunkline_quantized_panel_bytes(k, *layout)
+        packed = self._memory.take((-(-n // self._panel), panel_bytes), torch.uint8)
+        first = 0
+        for matrix in matrices:
+            value, scale = matrix.value.contiguous(), matrix.scale.contiguous()
+            offset = None if matrix.offset is None else matrix.offset.contiguous()
+            groups = len(matrix), k // matrix.group
+            assert value.dtype == torch.int8 and _is(scale, *groups), f"{scale.shape} of {matrix.shape}"
+            assert offset is None or _is(offset, *groups), f"{offset.shape} of {matrix.shape}"
+            self._call(
+                "pack_quantized", value.data_ptr(), scale.data_ptr(), _pointer(offset), packed.data_ptr(), len(matrix), k, first,
+                matrix.group, *layout,
+            )  # fmt: skip
+            first += len(matrix)
+        return PackedLinear(packed, n=n, k=k, integers=integers)
+
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """float16 beside bfloat16 weights: as small, eight times as precise, and keys and values are never large."""
+        if self._kv_dtype is not None:
+            return self._kv_dtype
         return torch.float16 if dtype == torch.bfloat16 else dtype
 
     def allocate_kv(
@@ -140,32 +201,20 @@ class CpuKernels:
         assert _is(x, rows, k) and _is(out, rows, n) and (bias is None or _is(bias, n)), (
             f"{x.shape} {weight} {out.shape}"
         )
-        self._call(
-            "linear",
-            x.data_ptr(),
-            weight.data.data_ptr(),
-            _pointer(bias),
-            out.data_ptr(),
-            rows,
-            n,
-            k,
-            FORMATS[weight.data.dtype],
-        )
+        pointers = x.data_ptr(), weight.data.data_ptr(), _pointer(bias), out.data_ptr()
+        if weight.integers is None:
+            self._call("linear", *pointers, rows, n, k, FORMATS[weight.data.dtype])
+        else:
+            self._call("linear_quantized", *pointers, rows, n, k, *_layout(weight.integers))
 
     def embed(self, ids: Tensor, weight: PackedLinear, *, out: Tensor, first_id: int = 0) -> None:
         rows, n, k = len(ids), weight.n, weight.k
         assert _is(ids, rows, dtype=torch.int32) and _is(out, rows, k), f"{ids} {weight} {out.shape}"
-        self._call(
-            "embed",
-            ids.data_ptr(),
-            weight.data.data_ptr(),
-            out.data_ptr(),
-            rows,
-            n,
-            k,
-            first_id,
-            FORMATS[weight.data.dtype],
-        )
+        pointers = ids.data_ptr(), weight.data.data_ptr(), out.data_ptr()
+        if weight.integers is None:
+            self._call("embed", *pointers, rows, n, k, first_id, FORMATS[weight.data.dtype])
+        else:
+            self._call("embed_quantized", *pointers, rows, n, k, first_id, *_layout(weight.integers))
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float, *, out: Tensor) -> None:
         rows, width = x.shape
@@ -202,7 +251,7 @@ class CpuKernels:
         self._call(
             "rotate_and_store", qkv.data_ptr(), rope.data_ptr(), batch.positions.data_ptr(), batch.slots.data_ptr(),
             _pointer(q_norm), _pointer(k_norm), _layer(kv.keys, layer), _layer(kv.values, layer), epsilon, rows, query_heads,
-            kv.kv_heads, D, rotary, kv.page_size, FORMATS[kv.keys.dtype],
+            kv.kv_heads, D, rotary, kv.page_size, KV_FORMATS[kv.keys.dtype],
         )  # fmt: skip
 
     def attention(
@@ -231,7 +280,7 @@ class CpuKernels:
             "attention", qkv.data_ptr(), width, _layer(kv.keys, layer), _layer(kv.values, layer),
             batch.page_table.data_ptr(), batch.query_start.data_ptr(), batch.context_len.data_ptr(), _pointer(order),
             _pointer(labels), out.data_ptr(), scale, soft_cap, requests, pages_per_request,
-            0 if labels is None else labels.shape[1], query_heads, kv.kv_heads, D, kv.page_size, FORMATS[kv.keys.dtype],
+            0 if labels is None else labels.shape[1], query_heads, kv.kv_heads, D, kv.page_size, KV_FORMATS[kv.keys.dtype],
             window,
         )  # fmt: skip
 
@@ -240,13 +289,75 @@ class CpuKernels:
         assert _is(gate_up, rows, 2 * width) and _is(out, rows, width), f"{gate_up.shape} {out.shape}"
         self._call("gated_mul", gate_up.data_ptr(), out.data_ptr(), rows, width, ACTIVATIONS[activation])
 
+    def new_program(self) -> CpuProgram:
+        return CpuProgram(self)
+
+    @contextmanager
+    def record(self, batch: Batch) -> Iterator[Recorder]:
+        """Write down the operations that are called within, about `batch`; they run as ever."""
+        assert self._recorder is None, "a program within a program"
+        self._recorder = Recorder(batch)
+        try:
+            yield self._recorder
+        finally:
+            self._recorder = None
+
+    def number_of(self, operation: str) -> int:
+        """What a program's calls name an operation by."""
+        number: int = self._lib.trunkline_operation(operation.encode())
+        assert number >= 0, f"program.c does not know {operation}"
+        return number
+
+    def run(self, calls: np.ndarray, names: Sequence[str], variables: np.ndarray) -> None:
+        """Run the calls of a program.
+
+        calls      program.CALL [count]
+        names      [count] of the calls, for the profile
+        variables  int64, of each of program.VARIABLES
+        """
+        times = None if self._profile is None else np.zeros(len(calls), np.int64)
+        times_at = None if times is None else times.ctypes.data
+        if self._lib.trunkline_run(self._pool, calls.ctypes.data, len(calls), variables.ctypes.data, times_at) != 0:
+            raise MemoryError("no memory for the workspace of a program")
+        if times is not None:
+            self._profiled.append((names, times))
+
+    def start_profile(self) -> None:
+        """From now on, note what every operation takes."""
+        self._profile = {}
+        self._profiled = []
+
+    def stop_profile(self) -> dict[str, OperationTime]:
+        """Times since `start_profile`, by operation; those of linear layers by their shapes: "linear 576 -> 960"."""
+        for names, times in self._profiled:
+            for name, nanoseconds in zip(names, times.tolist(), strict=True):
+                self._count(name, nanoseconds * 1e-9)
+        profile, self._profile = self._profile, None
+        assert profile is not None, "start_profile() comes first"
+        return profile
+
+    def _count(self, name: str, seconds: float) -> None:
+        assert self._profile is not None
+        calls, before = self._profile.get(name, (0, 0.0))
+        self._profile[name] = OperationTime(calls + 1, before + seconds)
+
     def _call(self, name: str, *arguments: float | None) -> None:
+        if self._recorder is not None:
+            self._recorder.add(name, _SIGNATURES[name], arguments)
+        started_at = perf_counter()
         if self._functions[name](self._pool, *arguments) != 0:
             raise MemoryError(f"no memory for the workspace of {name}")
+        if self._profile is not None:
+            self._count(name_of_call(name, arguments), perf_counter() - started_at)
 
 
 def _is(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> bool:
     return tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
+
+
+def _layout(integers: IntegerFormat) -> tuple[int, int, int, int]:
+    """As cpu_src/quantized.c wants it."""
+    return integers.bits, integers.group, FORMATS[integers.scale_dtype], integers.offsets
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

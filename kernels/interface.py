@@ -16,7 +16,7 @@ hidden size, I intermediate size, D head size, Q query heads, KV key-value heads
 contiguous and in `kernels.activation_dtype`; all tensors are on `kernels.device`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix
 from trunkline.step import SPLIT, SharedRun
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -137,13 +138,20 @@ def _shared(
 class PackedLinear:
     """The weights of a linear layer, in an order that only the kernels that packed them understand.
 
-    data   whatever the implementation likes
-    n, k   outputs and inputs
+    data      whatever the implementation likes
+    n, k      outputs and inputs
+    integers  how they are stored, if they are packed integers; None: floating point, in the dtype of `data`
     """
 
     data: Tensor
     n: int
     k: int
+    integers: IntegerFormat | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product with them reads, padding included."""
+        return self.data.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +168,26 @@ class KvPages:
     page_size: int
     kv_heads: int
     head_dim: int
+
+
+class Program(Protocol):
+    """A sequence of operations that every step repeats."""
+
+    def __call__(self, body: Callable[[], None], batch: Batch, fixed: Sequence[Tensor]) -> None:
+        """Do what `body` does, by calling it or otherwise.
+
+        body   only calls operations of the kernels: the same ones each time, over as many rows as the batch has, on weights that
+               never move and on `fixed`
+        batch  after `prepare`
+        fixed  the other tensors, cut to any number of rows; `body` is called again when one has moved
+        """
+
+
+class Unrecorded:
+    """The Program of kernels that gain nothing by one."""
+
+    def __call__(self, body: Callable[[], None], batch: Batch, fixed: Sequence[Tensor]) -> None:
+        body()
 
 
 class Kernels(Protocol):
@@ -184,8 +212,12 @@ class Kernels(Protocol):
     def supports_head_dim(self, head_dim: int) -> bool:
         """True if `attention` handles heads of this size."""
 
-    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
-        """Pack matrices [n_i, K], stacked into one of N = sum of n_i rows, rounded to `dtype`."""
+    def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
+        """Pack matrices [n_i, K], stacked into one of N = sum of n_i rows, rounded to `dtype`.
+
+        Where all are QuantizedMatrix, kernels that can multiply by integers keep them, exactly, in one format for the whole stack;
+        otherwise they are dequantized. Raises ValueError for groups that can't be kept.
+        """
 
     def allocate_kv(
         self, *, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
@@ -197,6 +229,9 @@ class Kernels(Protocol):
 
     def prepare(self, batch: Batch, kv: KvPages) -> Batch:
         """The batch on `device`, with what `attention` can know of it before the first layer; once a step."""
+
+    def new_program(self) -> Program:
+        """One for every sequence of operations that is to be repeated."""
 
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         """out[t, n] = sum over k of x[t, k] * weight[n, k], + bias[n].

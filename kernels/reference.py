@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear
+from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear, Unrecorded
+from trunkline.kernels.quantized import QuantizedMatrix
 
 
 class ReferenceKernels:
@@ -20,8 +21,19 @@ class ReferenceKernels:
     device = torch.device("cpu")
     page_sizes: tuple[int, ...] = ()
 
-    def __init__(self, activation_dtype: torch.dtype = torch.float32, *, why: str = "") -> None:
+    def __init__(
+        self,
+        activation_dtype: torch.dtype = torch.float32,
+        *,
+        why: str = "",
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        """
+        why       there are no others, for people
+        kv_dtype  of keys and values; None: as the weights are stored
+        """
         self.activation_dtype = activation_dtype
+        self._kv_dtype = kv_dtype
         self.auto_dtype = torch.float32
         self.description = f"torch kernels: {why}" if why else "torch kernels"
         self.numerics = f"reference {activation_dtype} torch-{torch.__version__}"
@@ -29,22 +41,26 @@ class ReferenceKernels:
     def supports_head_dim(self, head_dim: int) -> bool:
         return True
 
-    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
-        stacked = torch.cat([weight.to(dtype) for weight in weights])
+    def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
+        plain = (weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights)
+        stacked = torch.cat([weight.to(dtype) for weight in plain])
         return PackedLinear(stacked, n=stacked.shape[0], k=stacked.shape[1])
 
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
+        return self._kv_dtype or dtype
 
     def allocate_kv(
         self, *, num_layers: int, num_pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> KvPages:
         shape = (num_layers, num_pages, page_size, kv_heads, head_dim)
-        keys, values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        keys, values = (torch.zeros(shape, dtype=self.kv_dtype(dtype)) for _ in range(2))
         return KvPages(keys, values, num_pages=num_pages, page_size=page_size, kv_heads=kv_heads, head_dim=head_dim)
 
     def prepare(self, batch: Batch, kv: KvPages) -> Batch:
         return batch
+
+    def new_program(self) -> Unrecorded:
+        return Unrecorded()
 
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         torch.matmul(x, weight.data.to(x.dtype).T, out=out)

@@ -39,26 +39,27 @@ def resolve_device(device: str = "auto") -> Literal["cpu", "cuda"]:
     return "cuda"
 
 
-def cpu_kernels(threads: int | None = None, *, head_dim: int) -> Kernels:
+def cpu_kernels(threads: int | None = None, *, head_dim: int, kv_dtype: torch.dtype | None = None) -> Kernels:
     """The fastest kernels there are for this CPU and heads of size `head_dim`.
 
     threads   None: all the cores this process may use
+    kv_dtype  of keys and values: float32, float16 or float8_e4m3fn; None: as the weights are stored
 
     Without a compiler, or for a head size the compiled kernels don't know, these are the slow reference ones: a warning says so.
     """
     try:
-        kernels = CpuKernels(threads or available_cores())
+        kernels = CpuKernels(threads or available_cores(), kv_dtype=kv_dtype)
     except BuildError as error:
         logger.warning(
             "The CPU kernels are not compiled: %s. Falling back to torch, which is several times slower.", error
         )
-        return ReferenceKernels(why="no compiler")
+        return ReferenceKernels(why="no compiler", kv_dtype=kv_dtype)
     if not kernels.supports_head_dim(head_dim):
         logger.warning(
             "The CPU kernels want head sizes that 8 divides, not %d. Falling back to torch, several times slower.",
             head_dim,
         )
-        return ReferenceKernels(why=f"head size {head_dim}")
+        return ReferenceKernels(why=f"head size {head_dim}", kv_dtype=kv_dtype)
     return kernels
 
 

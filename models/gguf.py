@@ -4,6 +4,7 @@
     file.metadata["llama.block_count"]          # 30
     file.tensors["blk.0.attn_q.weight"]         # GGUFTensor(kind=Q4_1, shape=(576, 576), offset=…, num_bytes=…)
     file.dequantize("blk.0.attn_q.weight")      # float32 [576, 576]
+    file.unpack("blk.0.attn_q.weight")          # the same as small integers with scales: gguf_blocks.py
 
 A file is a header, then aligned tensor data, all little-endian:
 
@@ -26,12 +27,13 @@ import stat
 import struct
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trunkline.errors import ModelError
+from trunkline.models.gguf_blocks import PACKINGS, Blocks, unpack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +44,7 @@ MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 2**40  # of one tensor
 MAX_ALIGNMENT = 2**16
 ALL = slice(None)  # of the rows, or of the columns
-CHUNK_ELEMENTS = 2**20  # dequantized at a time: the library's copies stay small beside the result
+CHUNK_ELEMENTS = 2**20  # decoded at a time: intermediate copies stay small beside the result
 
 
 class GGMLType(NamedTuple):
@@ -131,14 +133,10 @@ class GGUFFile:
         tensor = self.tensors[name]
         kind = tensor.kind
         row = tensor.shape[-1]
-        num_rows = math.prod(tensor.shape[:-1])
-        row_bytes = row // kind.block * kind.num_bytes
         rows, columns = ((ALL,) * (len(tensor.shape) == 1) + index + (ALL, ALL))[:2]
-        stored = self._rows(tensor, num_rows, row_bytes)[rows]
+        stored = self._rows(tensor)[rows]
         result = np.empty((len(stored), len(range(row)[columns])), np.float32)
-        step = max(1, CHUNK_ELEMENTS // row)
-        for start in range(0, len(stored), step):
-            chunk = stored[start : start + step]
+        for part, chunk in _chunks(stored, row):
             try:
                 with np.errstate(all="ignore"):  # what is not finite is reported below, once and by name
                     values = gguf.quants.dequantize(chunk, gguf.GGMLQuantizationType(tensor.type_id))
@@ -151,25 +149,73 @@ class GGUFFile:
                 raise ModelError(
                     f"{self.path.name}: tensor '{name}' decodes to the shape {values.shape}, expected {(len(chunk), row)}."
                 )
-            if not np.isfinite(values).all():
-                raise ModelError(
-                    f"{self.path.name}: tensor '{name}' holds a value that is not finite; the file is damaged."
-                )
-            result[start : start + step] = values[:, columns]
+            self._check_finite(name, values)
+            result[part] = values[:, columns]
         if index:
             return result if len(tensor.shape) == 2 else result[0]
         return result.reshape(tensor.shape)
 
-    def _rows(self, tensor: GGUFTensor, num_rows: int, row_bytes: int) -> "np.ndarray":
-        """uint8 [num_rows, row_bytes], a view of the file."""
+    def unpack(self, name: str, index: tuple[slice, ...] = ()) -> Blocks | None:
+        """The matrix `name`, or the part of it at `index`, freshly allocated; its `scale * value + offset` is what `dequantize` gives.
+        None if it has no such form: it is no matrix, its type is none of PACKINGS, or the columns at `index` begin or end inside a group.
+
+        Raises ModelError as `dequantize` does: a value is not finite where a scale or an offset is not.
+        """
         import numpy as np
 
+        tensor = self.tensors[name]
+        packing = PACKINGS.get(tensor.kind.name)
+        if packing is None or len(tensor.shape) != 2:
+            return None
+        row = tensor.shape[1]
+        rows, columns = (*index, ALL, ALL)[:2]
+        first, last, _ = columns.indices(row)
+        if first % packing.group or last % packing.group:
+            return None
+        stored = self._rows(tensor)[rows]
+        groups = slice(first // packing.group, last // packing.group)
+        value = np.empty((len(stored), last - first), np.int8)
+        scale = np.empty((len(stored), groups.stop - groups.start), np.float32)
+        offset = np.empty_like(scale) if packing.has_offset else None
+        for part, chunk in _chunks(stored, row):
+            with np.errstate(all="ignore"):  # as above
+                blocks = unpack(tensor.kind.name, chunk.reshape(-1, tensor.kind.num_bytes))
+            self._check_finite(name, blocks.scale)
+            value[part] = blocks.value.reshape(len(chunk), -1)[:, columns]
+            scale[part] = blocks.scale.reshape(len(chunk), -1)[:, groups]
+            if offset is not None and blocks.offset is not None:
+                self._check_finite(name, blocks.offset)
+                offset[part] = blocks.offset.reshape(len(chunk), -1)[:, groups]
+        return Blocks(value, scale, offset)
+
+    def _check_finite(self, name: str, values: "np.ndarray") -> None:
+        import numpy as np
+
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"{self.path.name}: tensor '{name}' holds a value that is not finite; the file is damaged."
+            )
+
+    def _rows(self, tensor: GGUFTensor) -> "np.ndarray":
+        """uint8 [rows, bytes of a row], a view of the file."""
+        import numpy as np
+
+        kind = tensor.kind
+        shape = (math.prod(tensor.shape[:-1]), tensor.shape[-1] // kind.block * kind.num_bytes)
         try:
             if self.path.stat().st_size != self.num_bytes:
                 raise ModelError(f"{self.path} changed while it was being read.")
-            return np.memmap(self.path, np.uint8, "r", tensor.offset, (num_rows, row_bytes))
+            return np.memmap(self.path, np.uint8, "r", tensor.offset, shape)
         except OSError as error:
             raise ModelError(f"{self.path} cannot be read: {error.strerror}.") from error
+
+
+def _chunks(stored: "np.ndarray", row: int) -> "Iterator[tuple[slice, np.ndarray]]":
+    """Some rows at a time, and which: of `row` elements each, CHUNK_ELEMENTS together."""
+    step = max(1, CHUNK_ELEMENTS // row)
+    for start in range(0, len(stored), step):
+        chunk = stored[start : start + step]
+        yield slice(start, start + len(chunk)), chunk
 
 
 def read_gguf(path: str | Path) -> GGUFFile:

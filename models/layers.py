@@ -6,7 +6,7 @@ part (split.py), and a part that ends in a sum over inputs adds the others' to i
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from trunkline.errors import ModelError
 from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.interface import Batch, Kernels, KvPages, PackedLinear
+from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.models.config import ModelConfig
 from trunkline.models.split import Split
 
@@ -32,12 +33,14 @@ class Loader:
     its checkpoint never holds more than a few of them beside the packed weights. Raises ModelError for a tensor that is missing,
     left over, or not representable.
 
+    tensors      as Checkpoint has them; a matrix may be a QuantizedMatrix, and stays one as far as the kernels can keep it
+    dtype        of plain matrices; packed ones have their own numbers
     collectives  the ranks that hold the model; `split` is the part of this one, and of `tensors`
     """
 
     def __init__(
         self,
-        tensors: Iterable[tuple[str, Tensor]],
+        tensors: Iterable[tuple[str, Tensor | QuantizedMatrix]],
         kernels: Kernels,
         dtype: torch.dtype,
         collectives: Collectives = ALONE,
@@ -47,17 +50,19 @@ class Loader:
         self.split = Split(collectives.rank, collectives.size)
         self._dtype = dtype
         self._tensors = iter(tensors)
-        self._early: dict[str, Tensor] = {}
+        self._early: dict[str, Tensor | QuantizedMatrix] = {}
 
     def vector(self, name: str) -> Tensor:
         """[N], in the dtype of activations."""
-        return self._take(name).to(self.kernels.device, self.kernels.activation_dtype, copy=True)
+        tensor = self._take(name)
+        assert isinstance(tensor, Tensor), f"{name} is a matrix"
+        return tensor.to(self.kernels.device, self.kernels.activation_dtype, copy=True)
 
     def matrix(self, name: str, rows: int = 0) -> PackedLinear:
         """[N, K], packed; zeros are added if there are fewer than `rows`."""
         weights = [self._storable(name)]
         if (missing := rows - len(weights[0])) > 0:
-            weights.append(weights[0].new_zeros(missing, weights[0].shape[1]))
+            weights.append(_zeros_like(weights[0], missing))
         return self.kernels.pack_linear(weights, self._dtype)
 
     def linear(self, modules: Sequence[str], *, bias: bool) -> "Linear":
@@ -76,7 +81,7 @@ class Loader:
                 f"The checkpoint has the tensor '{next(iter(self._early))}', for which this model has no use."
             )
 
-    def _take(self, name: str) -> Tensor:
+    def _take(self, name: str) -> Tensor | QuantizedMatrix:
         while name not in self._early:
             found = next(self._tensors, None)
             if found is None:
@@ -84,8 +89,10 @@ class Loader:
             self._early[found[0]] = found[1]
         return self._early.pop(name)
 
-    def _storable(self, name: str) -> Tensor:
+    def _storable(self, name: str) -> Tensor | QuantizedMatrix:
         tensor = self._take(name)
+        if isinstance(tensor, QuantizedMatrix):  # its scales are float32 everywhere
+            return tensor
         if not tensor.numel():
             return tensor.to(self.kernels.device)
         low, high = (float(extreme) for extreme in tensor.aminmax())
@@ -96,6 +103,19 @@ class Loader:
                 f"The tensor '{name}' holds {largest:g}; {dtype} reaches to {limit:g}. Try another --dtype."
             )
         return tensor.to(self.kernels.device)
+
+
+def _zeros_like(matrix: Tensor | QuantizedMatrix, rows: int) -> Tensor | QuantizedMatrix:
+    """[rows, K], all zeros, of the same kind as `matrix`."""
+    if isinstance(matrix, Tensor):
+        return matrix.new_zeros(rows, matrix.shape[1])
+    value, scale, offset = matrix.value, matrix.scale, matrix.offset
+    return replace(
+        matrix,
+        value=value.new_zeros(rows, value.shape[1]),
+        scale=scale.new_zeros(rows, scale.shape[1]),
+        offset=None if offset is None else offset.new_zeros(rows, offset.shape[1]),
+    )
 
 
 @dataclass(slots=True)
@@ -128,9 +148,13 @@ class Activations:
             *(torch.zeros(rows, width, dtype=dtype, device=device) for width in widths)
         )  # padded rows are computed, too
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in the order above."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
     def cut(self, rows: int) -> "Activations":
         """The same memory, the first `rows` rows."""
-        return Activations(*(getattr(self, field.name)[:rows] for field in fields(self)))
+        return Activations(*(tensor[:rows] for tensor in self.tensors()))
 
 
 class Linear:

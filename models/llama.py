@@ -7,7 +7,7 @@ wants added in `branch`, and the norm in front of the next part adds it. The emb
 import torch
 from torch import Tensor
 
-from trunkline.kernels.interface import Batch, KvPages
+from trunkline.kernels.interface import Batch, KvPages, Program, Unrecorded
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Activations, Attention, GatedMLP, Loader, RopeTable
 
@@ -55,6 +55,8 @@ class LlamaModel:
         self._head = self._embedding if config.tie_word_embeddings else loader.matrix("lm_head.weight", rows)
         loader.finish()
         self._activations = Activations.allocate(config, 1, kernels.activation_dtype, kernels.device)
+        alone = loader.collectives.size == 1  # sums over ranks are no operations of the kernels
+        self._program: Program = kernels.new_program() if alone else Unrecorded()
 
     def grow_rope(self, positions: int) -> None:
         """Make sure that positions 0 … `positions` - 1 can be computed; to begin with, those of layers.ROPE_POSITIONS can."""
@@ -77,9 +79,13 @@ class LlamaModel:
         a.hidden.zero_()
         self._kernels.embed(ids, self._embedding, out=a.branch, first_id=self._first_id)
         self._collectives.all_reduce(a.branch)
+        fixed = (*a.tensors(), self._rope.table, kv.keys, kv.values)
+        self._program(lambda: self._run_blocks(a, batch, kv), batch, fixed)
+        return self._logits(a.hidden[wanted] + a.branch[wanted])
+
+    def _run_blocks(self, a: Activations, batch: Batch, kv: KvPages) -> None:
         for block in self._blocks:
             block(a, self._rope.table, batch, kv)
-        return self._logits(a.hidden[wanted] + a.branch[wanted])
 
     def last_hidden(self, rows: int) -> Tensor:
         """Hidden states [rows, H] after the last norm, of all rows of the step that `forward` computed last, on every rank.

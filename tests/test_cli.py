@@ -36,6 +36,7 @@ DEFAULTS = {
     "--host": "127.0.0.1",
     "--port": "8000",
     "--dtype": "auto",
+    "--quantization": "auto",
     "--load-format": "auto",
     "--generation-config": "auto",
     "--block-size": "16",
@@ -250,7 +251,7 @@ def test_model_among_the_keys(tmp_path: Path) -> None:
         (
             ["serve", "m", "--kv-cache-dtype", "fp4"],
             2,
-            "--kv-cache-dtype is 'fp4'; allowed is one of auto, fp8, fp8_e4m3",
+            "--kv-cache-dtype is 'fp4'; allowed is one of auto, float32, float16, bfloat16, fp8, fp8_e4m3",
         ),
         (["serve", "m", "--port", "70000"], 1, "--port is 70000; allowed is 0 to 65535"),
         (["serve", "m", "--block-size", "0"], 1, "error: --block-size is 0; allowed is an integer of at least 1."),

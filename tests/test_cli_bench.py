@@ -54,20 +54,64 @@ def test_step(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_profile(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["step", "--profile", "--model", tiny, *ENGINE, "--batch-size", "1,2", "--context", "32", "--chunk", "16"]
+    text = run(capsys, *flags, "--repeat", "3", "--output", str(tmp_path / "profile.json"))
+    assert "Decode: 2 requests at context 32, each under a JSON schema." in text and "| a step " in text
+    assert "Prefill: a prompt of 16 tokens." in text
+    told = json.loads((tmp_path / "profile.json").read_text())
+    kinds = [(step["requests"], step["tokens"], step["constrained"]) for step in told["steps"]]
+    assert kinds == [(1, 1, False), (2, 2, False), (2, 2, True), (1, 16, False)] and told["machine"]["trunkline"]
+    for step in told["steps"]:
+        assert step["seconds"] == pytest.approx(sum(part["seconds"] for part in step["parts"]))
+        assert all(part["seconds"] > 0 for part in step["parts"]) and step["weight_bytes"] > 0
+        assert {"sampling", "masks", "scheduling", "IPC"} < {part["group"] for part in step["parts"]}
+
+
+@pytest.mark.slow
 def test_quality_is_that_of_the_reference(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    flags = ["quality", str(tmp_path / "text.txt"), "--model", tiny, *ENGINE, "--context", "32", "--windows", "2"]
-    told: dict[str, Any] = json.loads(run(capsys, *flags, "--baseline", "dtype=bfloat16", "--json"))
+    flags = ["quality", "--model", tiny, *ENGINE, "--context", "32", "--windows", "2", str(tmp_path / "text.txt")]
+    formats = ["--formats", "dtype=float32", "dtype=bfloat16,kv-cache-dtype=float32", "--baseline", "dtype=float32"]
+    told: dict[str, Any] = json.loads(run(capsys, *flags, *formats, "--continuation-tokens", "8", "--json"))
     token_ids = load_tokenizer(tiny).encode(TEXT, add_special_tokens=False)[:64]
     with torch.inference_mode():
         logprobs = load_reference(tiny)(torch.tensor(token_ids).reshape(2, 32)).logits.float().log_softmax(-1)
     scored = [logprobs[row, at, token_ids[32 * row + at + 1]].item() for row in range(2) for at in range(31)]
-    assert (told["windows"], told["tokens"]) == (2, 62)
-    assert told["perplexity"] == pytest.approx(math.exp(-sum(scored) / len(scored)), rel=1e-4)
-    baseline = told["baseline"]
-    assert baseline["settings"] == {"dtype": "bfloat16"}
-    assert baseline["perplexity"] != told["perplexity"] and 0 < baseline["mean_absolute"] < 0.1
-    assert baseline["same_likeliest"] > 0.9
+    assert (told["tokens"], told["continuations"], told["continuation_tokens"]) == (62, 2, 8)
+    exact, rounded = told["formats"]
+    assert exact == told["baseline"], "measured once"
+    assert exact["perplexity"] == pytest.approx(math.exp(-sum(scored) / len(scored)), rel=1e-4)
+    assert rounded["settings"] == {"dtype": "bfloat16", "kv_cache_dtype": "float32"}
+    assert rounded["perplexity"] == pytest.approx(exact["perplexity"] * rounded["perplexity_ratio"])
+    assert rounded["perplexity"] != exact["perplexity"] and 0 < rounded["mean_absolute"] < 0.1
+    assert rounded["same_likeliest"] > 0.9 and 0 <= rounded["same_tokens"] <= 8
+
+
+@pytest.mark.slow
+def test_quality_compares_with_full_precision_or_with_nothing(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By default on the shipped text."""
+    flags = [
+        "quality",
+        "--model",
+        tiny,
+        "--threads",
+        "1",
+        "--kv-cache-memory",
+        "4MiB",
+        "--context",
+        "16",
+        "--windows",
+        "2",
+    ]
+    head, _, *rows = run(capsys, *flags).splitlines()
+    assert head == "30 tokens of the shipped text in windows of 16; 2 texts of 64 tokens written."
+    assert [row.split(" | ")[:2] for row in rows[2:]] == [
+        ["| as served".ljust(len(rows[0].split(" | ")[0])), "float16"],
+        ["| baseline: dtype=float32, quantization=none, kv-cache-dtype=auto", "float32"],
+    ]
+    alone = run(capsys, *flags, "--baseline", "none", "--continuations", "0")
+    assert alone.startswith("30 tokens of the shipped text in windows of 16.\n") and "baseline:" not in alone
 
 
 @pytest.mark.slow
@@ -110,6 +154,11 @@ def test_grammar(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["step", "--batch-size", "0"], 2, "--batch-size is '0'; allowed are integers of at least 1, such as 128,1K."),
         (["step", "--context", "1k,many"], 2, "--context is 'many'; allowed is an integer"),
         (["step", "--repeat", "0"], 2, "--repeat is '0'; allowed is an integer of at least 1."),
+        (
+            ["step", "--output", "/no/such/folder/x.json"],
+            1,
+            "--output is /no/such/folder/x.json, whose folder does not",
+        ),
         (["step", "--max-num-seq", "2"], 2, "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
         (["offline", "--num-prompts", "2", "--prefix-len", "-1"], 1, "--prefix-len is -1; allowed is 0 and more."),
         (["quality", "/no/such/file"], 1, "The text /no/such/file cannot be read: No such file"),
@@ -118,6 +167,8 @@ def test_grammar(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             1,
             "--baseline is 'float32'; allowed is a setting and its value",
         ),
+        (["quality", "--formats", "dtype=float32,"], 1, "--formats is ''; allowed is a setting and its value"),
+        (["quality", "--continuations", "-1"], 1, "--continuations is -1; allowed is 0 and more."),
         (["grammar", "/no/such/file.json"], 1, "cannot be read: No such file"),
         (["grammar", "x", "--backend", "lark"], 2, "--backend is 'lark'; allowed is one of auto, llguidance,"),
     ],

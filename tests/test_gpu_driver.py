@@ -1,6 +1,7 @@
 """What the driver says of GPUs, and flags that want one where there is none."""
 
 import ctypes
+import os
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from tests.test_cli import fails
 from trunkline.cli import make_parser
 from trunkline.cli_serve import check_gpu, serve_config
+from trunkline.config import KV_CACHE_DTYPES
 from trunkline.gpu_driver import num_gpus
 
 
@@ -50,10 +52,9 @@ def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None
             ["--device", "cuda"],
             "--device is 'cuda', but the NVIDIA driver is not there or knows of no GPU. See that nvidia-smi",
         ),
-        (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype is 'fp8', which takes a GPU, but the NVIDIA driver"),
         (
-            ["--kv-cache-dtype", "fp8", "--device", "cpu"],
-            "which takes a GPU, but --device is 'cpu'; leave one of them out.",
+            ["--device", "cuda", "--kv-cache-dtype", "fp8"],
+            "--device is 'cuda', but the NVIDIA driver is not there or knows of no GPU. See that nvidia-smi",
         ),
     ],
 )
@@ -64,6 +65,15 @@ def test_what_takes_a_gpu_is_refused_at_once(
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     code, line = fails(capsys, "serve", "no-model-is-looked-at", *flags)
     assert (code, words in line) == (1, True), line
+
+
+@pytest.mark.parametrize("kv_cache_dtype", KV_CACHE_DTYPES)
+def test_no_way_to_store_keys_and_values_takes_a_gpu(monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for device in ("auto", "cpu"):
+        flags = ["serve", "m", "--device", device, "--kv-cache-dtype", kv_cache_dtype]
+        check_gpu(serve_config(make_parser().parse(flags)).engine)
 
 
 def test_with_a_gpu_or_the_interpreter_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +88,11 @@ def test_with_a_gpu_or_the_interpreter_nothing_is_refused(monkeypatch: pytest.Mo
 
 def test_torch_is_not_asked() -> None:
     code = (
-        "import sys\nfrom trunkline.cli import main\nmain(['serve', 'm', '--device', 'cpu', '--kv-cache-dtype', 'fp8'])\n"
+        "import sys\nfrom trunkline.cli import main\nmain(['serve', 'm', '--device', 'cuda'])\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0 and "which takes a GPU" in ended.stderr, ended.stderr
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60, env=hidden
+    )
+    assert ended.returncode == 0 and "--device is 'cuda'" in ended.stderr, ended.stderr

@@ -17,6 +17,7 @@ from trunkline import LLM, Constraint, SamplingParams
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter, ModelError, RequestError
 from trunkline.grammar.interface import GrammarRefused
 from trunkline.inputs import Prompt
+from trunkline.outputs import RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -52,6 +53,45 @@ def test_it_says_what_it_loads(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with LLM(path, num_pages=8, max_model_len=64, threads=1):
         assert "tiny, float16, on cpu (1 thread" in capsys.readouterr().err
+
+
+def likeliest(output: RequestOutput) -> dict[int, float]:
+    """Log-probabilities of the likeliest first tokens, by their ids."""
+    scores = output.outputs[0].logprobs
+    assert scores is not None
+    return {candidate.token_id: candidate.logprob for candidate in scores[0].top}
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+def test_weights_in_fewer_bits_say_what_the_same_weights_in_32_do(tmp_path: Path, quantization: str) -> None:
+    """The file's own weights, in the second case as 8 bits a channel of them: close, or the file would be in question."""
+    file = str(tiny_gguf(tmp_path / "tiny.gguf", quantization="Q8_0"))
+    settings: dict[str, Any] = {"num_pages": 64, "threads": 1}
+    prompts = ["hello world", "what is it"]
+    with LLM(file, dtype="float32", **settings) as exact, LLM(file, quantization=quantization, **settings) as llm:
+        expected = exact.generate(prompts, SamplingParams(temperature=0, max_tokens=1, logprobs=5))
+        found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, logprobs=5))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.outputs[0].text == theirs.outputs[0].text
+            mine, other = likeliest(ours), likeliest(theirs)
+            tolerance = 0.02 if quantization == "gguf" else 0.3
+            assert len(common := mine.keys() & other.keys()) >= 3
+            assert all(abs(mine[token] - other[token]) < tolerance for token in common)
+        together = llm.generate(prompts, GREEDY)
+        assert [o.outputs[0].token_ids for o in together] == [
+            llm.generate(prompt, GREEDY)[0].outputs[0].token_ids for prompt in prompts
+        ], "nobody's text depends on the neighbours"
+
+
+def test_it_says_how_weights_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = str(tiny_gguf(tmp_path / "tiny.gguf", quantization="Q4_1"))
+    with caplog.at_level("INFO", "trunkline.llm"), LLM(file, num_pages=8, max_model_len=64, threads=1):
+        pass
+    assert "tiny, Q4_1 kept packed, on cpu (1 thread" in caplog.text
+    with pytest.raises(ConfigError, match="--quantization is 'gguf', but no matrix"):
+        LLM(str(tiny_model(tmp_path / "tiny")), quantization="gguf")
+    with pytest.raises(ConfigError, match="--quantization is 'awq'; allowed is one of auto, none, gguf, int8"):
+        LLM(file, quantization="awq")
 
 
 def test_one_prompt_or_many_as_text_or_token_ids(llm: LLM) -> None:

@@ -91,3 +91,11 @@ def test_same_tokens_cold_warm_alone_batched_chunked_preempted_uncached() -> Non
         preempted, llm = run(num_pages=60, max_model_len=900, enable_prefix_caching=enable_prefix_caching)
         assert llm.engine.scheduler.counters.preemptions > 0
         assert preempted == expected
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none", "int8"])
+def test_answers_are_sensible_however_weights_are_stored(quantization: str) -> None:
+    with LLM(quantization=quantization, kv_cache_memory=2**29) as llm:
+        sampling = SamplingParams(temperature=0, max_tokens=8)
+        capital, numbers = (output.outputs[0].text for output in llm.generate([QUESTIONS[0], QUESTIONS[3]], sampling))
+    assert capital.startswith(" Paris") and numbers.startswith(" 7, 8, 9")

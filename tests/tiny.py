@@ -11,9 +11,11 @@ The tokenizer is byte-level BPE: token id b below 256 is the byte b, then `MERGE
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -22,6 +24,8 @@ import tokenizers
 import tokenizers.decoders
 import tokenizers.models
 import tokenizers.pre_tokenizers
+
+from tests.k_quants import quantize
 
 WORDS = (" the", " and", "ing", " of", "tion", "hello", " world", " is", "er", "ould", " that", " your", " = {", '":')
 BOS, EOS, IM_START, IM_END = SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
@@ -56,6 +60,7 @@ MERGES = _merges()
 TOKENS = (*_byte_alphabet(), *(left + right for left, right in MERGES), *SPECIAL_TOKENS)  # token of each id
 TOKEN_IDS = {token: token_id for token_id, token in enumerate(TOKENS)}
 VOCAB_SIZE = len(TOKENS)
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +164,18 @@ def tiny_embedder(path: str | Path, **overrides: Any) -> Path:
     return folder
 
 
-def tiny_gguf(path: str | Path, *, quantization: str = "F32", pre: str = "gpt-2", **overrides: Any) -> Path:
+def tiny_gguf(
+    path: str | Path,
+    *,
+    quantization: str = "F32",
+    others: Mapping[str, str] = NOTHING,
+    pre: str = "gpt-2",
+    **overrides: Any,
+) -> Path:
     """Write the same model to the GGUF file `path` and return the file.
 
     quantization  ggml type of the matrices whose rows divide into its blocks, e.g. "Q8_0"; the other tensors stay F32
+    others        ggml types of modules that have another one, by GGUF's names, e.g. {"attn_v": "Q6_K"}
     pre           `tokenizer.ggml.pre`; "gpt-2" cuts text exactly as the tokenizer.json of tiny_model does
     """
     tiny = Tiny(**overrides)
@@ -171,15 +184,16 @@ def tiny_gguf(path: str | Path, *, quantization: str = "F32", pre: str = "gpt-2"
     writer = gguf.GGUFWriter(file, "llama")
     _add_gguf_config(writer, tiny)
     _add_gguf_tokenizer(writer, tiny, pre)
-    wanted = gguf.GGMLQuantizationType[quantization]
-    block_size, _ = gguf.GGML_QUANT_SIZES[wanted]
     for name, values in tiny.weights().items():
         if ".q_proj." in name:
             values = _interleave(values, tiny.num_heads)
         elif ".k_proj." in name:
             values = _interleave(values, tiny.num_kv_heads)
-        kind = wanted if values.ndim == 2 and values.shape[1] % block_size == 0 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+        module = _gguf_name(name).split(".")[-2]
+        kind = gguf.GGMLQuantizationType[others.get(module, quantization)]
+        if values.ndim != 2 or values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F32
+        writer.add_tensor(_gguf_name(name), quantize(values, kind.name), raw_dtype=kind)
     if (tiny.rope_scaling or {}).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(tiny))
     writer.write_header_to_file()

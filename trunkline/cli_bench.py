@@ -11,17 +11,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trunkline import cli_quality
 from trunkline.bench import cache_cli, cli
 from trunkline.bench.tables import NONE
 from trunkline.cli_parser import Parser, add_command, add_group, positive, token_count
 from trunkline.cli_serve import engine_flags, named_model, take_serve_flags
-from trunkline.config import DTYPE_ALIASES, GRAMMAR_BACKENDS
+from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.errors import ConfigError, shown
+from trunkline.profiling import command as profile_step
 
 if TYPE_CHECKING:
     from trunkline.bench.grammar import Cost
     from trunkline.bench.offline import Round
-    from trunkline.bench.quality import Scores
     from trunkline.bench.steps import StepTime
     from trunkline.llm import LLM
 
@@ -152,9 +153,11 @@ def _add_step(kinds: "argparse._SubParsersAction[Parser]") -> None:
         "step",
         "measure what one step of the engine takes on this machine, by batch and context",
         _step,
-        about="There is no scheduler and no text in it: only the model, attention and sampling.",
+        about="There is no scheduler and no text in it: only the model, attention and sampling. With --profile the whole engine takes"
+        " the steps, and what each part of them costs is held against what this machine can read and multiply.",
         examples=(
             "bench step",
+            "bench step --profile --output profile.json",
             "bench step --batch-size 1,8,32 --context 128,1K,4K --chunk 128,512 --repeat 10",
             "bench step --model path/to/model --dtype float32 --threads 1",
         ),
@@ -162,31 +165,48 @@ def _add_step(kinds: "argparse._SubParsersAction[Parser]") -> None:
     )
     command.set_defaults(take_rest=take_serve_flags)
     command.add_argument("--model", metavar="MODEL", help="(default: the built-in one)")
+    profile_step.add_arguments(command)
     command.add_argument(
         "--batch-size",
         type=_counts,
         metavar="N[,N…]",
-        default="1,2,4,8,16,32",
-        help="requests that generate a token each",
+        help="requests that generate a token each (default: 1,2,4,8,16,32; of a profile 1,8,32)",
     )
     command.add_argument(
-        "--context", type=_counts, metavar="N[,N…]", default="128,1024", help="tokens in the cache of each request"
+        "--context",
+        type=_counts,
+        metavar="N[,N…]",
+        help="tokens in the cache of each request (default: 128,1024; of a profile 512)",
     )
     command.add_argument(
-        "--chunk", type=_counts, metavar="N[,N…]", default="128,512", help="tokens of a prompt that one step reads"
+        "--chunk",
+        type=_counts,
+        metavar="N[,N…]",
+        help="tokens of a prompt that one step reads (default: 128,512; of a profile 512)",
     )
-    command.add_argument("--repeat", type=positive, metavar="N", default=5, help="steps of a kind; the median is told")
+    command.add_argument(
+        "--repeat",
+        type=positive,
+        metavar="N",
+        help="steps of a kind; the median is told (default: 5; of a profile 20)",
+    )
     _add_common(command, seed=False)
 
 
 def _step(args: argparse.Namespace) -> int:
     from trunkline.bench.steps import Stepper, measure
 
+    profile_step.check(args)
+    if args.profile:
+        with _llm(args, {"num_speculative_tokens": 0}) as llm:  # a step with drafts has no batch size of its own
+            told, text = profile_step.run(args, llm)
+        return _tell(args, told, text)
+    batches, contexts = args.batch_size or [1, 2, 4, 8, 16, 32], args.context or [128, 1024]
     with _llm(args) as llm:
         worker: Any = llm.engine.worker  # the protocol does not tell how long a request may be
         stepper = Stepper(worker, max_model_len=worker.max_model_len)
         decode, prefill = measure(
-            stepper, batches=args.batch_size, contexts=args.context, chunks=args.chunk, repeat=args.repeat
+            stepper, batches=batches, contexts=contexts, chunks=args.chunk or [128, 512], repeat=args.repeat or 5
         )
     numbers = {"decode": [time._asdict() for time in decode], "prefill": [time._asdict() for time in prefill]}
     return _tell(args, numbers, f"{_decode_table(decode)}\n\n{_prefill_table(prefill)}")
@@ -226,84 +246,30 @@ def _add_quality(kinds: "argparse._SubParsersAction[Parser]") -> None:
     command = add_command(
         kinds,
         "quality",
-        "measure the perplexity of a model on a text, and what a format costs against a baseline",
+        "measure the perplexity of a model on a text, and what formats cost against a baseline",
         _quality,
         examples=(
-            "bench quality README.md",
+            "bench quality",
+            "bench quality --formats quantization=gguf quantization=int8,kv-cache-dtype=fp8",
             "bench quality README.md --context 256 --windows 4 --baseline dtype=float32",
-            "bench quality text.txt --model path/to/model --kv-cache-dtype auto --baseline model=path/to/original",
+            "bench quality text.txt --model path/to/model --baseline model=path/to/original",
         ),
         more=SERVE_FLAGS,
     )
-    command.set_defaults(take_rest=take_serve_flags)
-    command.add_argument("file", metavar="FILE", help="a text, UTF-8")
+    command.set_defaults(take_rest=_take_file_and_serve_flags)
     command.add_argument("--model", metavar="MODEL", help="(default: the built-in one)")
-    command.add_argument(
-        "--baseline",
-        nargs="+",
-        metavar="SETTING=VALUE",
-        help="compare with the same engine but for these settings: dtype, kv-cache-dtype, model, …",
-    )
-    command.add_argument(
-        "--context", type=positive, metavar="TOKENS", default=512, help="of a window; each is read by itself"
-    )
-    command.add_argument("--windows", type=positive, metavar="N", help="the first so many (default: the whole text)")
+    cli_quality.add_arguments(command)
     _add_common(command, seed=False)
 
 
+def _take_file_and_serve_flags(args: argparse.Namespace, unknown: Sequence[str]) -> None:
+    """What stands alone among the flags is the text, where `trunkline serve` has its model."""
+    take_serve_flags(args, unknown)
+    args.file, args.serve.model = args.serve.model, None
+
+
 def _quality(args: argparse.Namespace) -> int:
-    from trunkline.bench.quality import compare, score, windows
-    from trunkline.sampling import SamplingParams
-
-    try:
-        read = Path(args.file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"The text {args.file} cannot be read: {reason}.") from None
-    changes = _changes(args.baseline)
-    sampling = SamplingParams(max_tokens=0, prompt_logprobs=1)
-
-    def scored(changed: dict[str, Any]) -> "tuple[Scores, int]":
-        with _llm(args, changed) as llm:
-            pieces = windows(llm.tokenizer.encode(read, add_special_tokens=False), args.context, most=args.windows)
-            return score(pieces, lambda batch: [_scores(output) for output in llm.generate(batch, sampling)]), len(
-                pieces
-            )
-
-    found, num_windows = scored({})
-    numbers: dict[str, Any] = {"windows": num_windows, "context": args.context, "tokens": len(found.logprobs)}
-    numbers |= {"perplexity": found.perplexity, "standard_error": found.standard_error}
-    text = f"Perplexity {found.perplexity:.4f} ± {found.standard_error:.4f}, of {len(found.logprobs):,} tokens"
-    text += f" in {num_windows:,} windows of {args.context:,}"
-    if changes:
-        baseline, _ = scored(changes)
-        difference = compare(found, baseline)
-        numbers["baseline"] = {"settings": changes, "perplexity": baseline.perplexity, **difference._asdict()}
-        text += (
-            f"\nBaseline ({', '.join(args.baseline)}): perplexity {baseline.perplexity:.4f}"
-            f"\nAgainst it: perplexity × {difference.perplexity_ratio:.5f}; a token's log-probability differs by"
-            f" {difference.mean_absolute:.5f} on average ({difference.mean_logprob:+.5f} with its sign); the likeliest token is"
-            f" the same at {100 * difference.same_likeliest:.2f} % of all places"
-        )
-    return _tell(args, numbers, text)
-
-
-def _scores(output: Any) -> Any:
-    assert output.prompt_logprobs is not None, "they were asked for"
-    return output.prompt_logprobs
-
-
-def _changes(words: Sequence[str] | None) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name or not value:
-            raise ConfigError(
-                f"--baseline is {shown(word)}; allowed is a setting and its value, such as dtype=float32."
-            )
-        key = name.removeprefix("--").replace("-", "_")
-        changes[key] = int(value) if value.isdecimal() else DTYPE_ALIASES.get(value, value)
-    return changes
+    return _tell(args, *cli_quality.run(args, lambda changes: _llm(args, changes)))
 
 
 # ---------------------------------------------------------------- offline
@@ -395,12 +361,14 @@ def _llm(args: argparse.Namespace, changes: dict[str, Any] | None = None) -> "It
 
 
 def _tell(args: argparse.Namespace, numbers: dict[str, Any], text: str) -> int:
-    if args.json:
+    output: Path | None = getattr(args, "output", None)  # of those that have the flag
+    if args.json or output is not None:
         from trunkline.bench.report import platform_facts
 
-        print(json.dumps({**numbers, "machine": platform_facts()}, indent=1, ensure_ascii=False))
-    else:
-        print(text)
+        as_json = json.dumps({**numbers, "machine": platform_facts()}, indent=1, ensure_ascii=False)
+        if output is not None:
+            output.write_text(as_json + "\n", encoding="utf-8")
+    print(as_json if args.json else text)
     return 0
 
 

@@ -45,8 +45,8 @@ _FLAGS: dict[str, dict[str, Any]] = {
         "choices": KV_CACHE_DTYPES,
         "default": _CACHE.kv_cache_dtype,
         "help": (
-            "how keys and values are stored. auto: as --dtype says; fp8, the same as fp8_e4m3: in half the memory, a bit less exactly, on"
-            " GPUs of compute capability 8.9 and later"
+            "how keys and values are stored, whatever the weights are. auto: as --dtype says; fp8, the same as fp8_e4m3: in half the"
+            " memory of float16, less exactly, on a CPU or on GPUs of compute capability 8.9 and later"
         ),
     },
     "--gpu-memory-utilization": {

@@ -68,7 +68,6 @@ NAMES_HERE: Mapping[str, str] = {
 
 _ONE_DEVICE = "it is not there yet: several devices hold a model by --tensor-parallel-size only"
 _WHOLE = "it is not there: all layers are on a GPU, or none; see --device"
-_STORED = "it is not there yet: weights are stored as --dtype says; a quantized GGUF file can be served"
 _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num-speculative-tokens"
 _OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
@@ -90,8 +89,6 @@ NOT_HERE: Mapping[str, str] = {
     "-ngl": _WHOLE,
     "--gpu-layers": _WHOLE,
     "--n-gpu-layers": _WHOLE,
-    "--quantization": _STORED,
-    "-q": _STORED,
     "--speculative-config": _DRAFTS,
     "--speculative-algorithm": _DRAFTS,
     "--model-draft": _DRAFTS,

@@ -21,6 +21,7 @@ from trunkline.config import (
     POLICIES,
     POOLINGS,
     PREEMPTION_MODES,
+    QUANTIZATIONS,
     ApiConfig,
     CacheConfig,
     EngineConfig,
@@ -52,6 +53,7 @@ def engine_flags(args: argparse.Namespace) -> EngineFlags:
     return {
         "load_format": args.load_format,
         "dtype": args.dtype,
+        "quantization": args.quantization,
         "max_model_len": args.max_model_len,
         "seed": args.seed,
         "block_size": args.block_size,
@@ -84,24 +86,15 @@ def engine_flags(args: argparse.Namespace) -> EngineFlags:
 
 def check_gpu(config: EngineConfig) -> None:
     """Raises ConfigError at once, before torch is imported and weights are read, if a GPU is asked for and there is none."""
-    wants_gpu = config.worker.device == "cuda"
-    wants_fp8 = config.cache.kv_cache_dtype != "auto"
-    if not (wants_gpu or wants_fp8):
+    if config.worker.device != "cuda":
         return
     from trunkline.gpu_driver import is_interpreted, num_gpus
 
-    if wants_fp8 and config.worker.device == "cpu":
-        raise ConfigError(
-            f"--kv-cache-dtype is {config.cache.kv_cache_dtype!r}, which takes a GPU, but --device is 'cpu'; leave one of them out."
-        )
     if is_interpreted() or num_gpus():
         return
-    seen = (
-        "--device is 'cuda'" if wants_gpu else f"--kv-cache-dtype is {config.cache.kv_cache_dtype!r}, which takes a GPU"
-    )
-    do = "use --device cpu" if wants_gpu else "leave it out"
     raise ConfigError(
-        f"{seen}, but the NVIDIA driver is not there or knows of no GPU. See that nvidia-smi lists one, or {do}."
+        "--device is 'cuda', but the NVIDIA driver is not there or knows of no GPU. See that nvidia-smi lists one, or use"
+        " --device cpu."
     )
 
 
@@ -202,6 +195,14 @@ def add_model_flags(command: argparse.ArgumentParser) -> None:
         choices=(*DTYPES, *DTYPE_ALIASES),
         default=source.dtype,
         help="storage of weights and KV cache; half and float are float16 and float32",
+    )
+    group.add_argument(
+        "--quantization",
+        "-q",
+        choices=QUANTIZATIONS,
+        default=source.quantization,
+        help="storage of matrices on a CPU. none: as --dtype says; gguf: as a quantized GGUF file has them; int8: 8 bits a weight, quantized"
+        " at the start; auto: gguf for such a file unless there is a --dtype, else none",
     )
     group.add_argument(
         "--max-model-len",

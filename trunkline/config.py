@@ -21,9 +21,10 @@ MAX_SPECULATIVE_TOKENS = 64
 POOLINGS = ("mean", "last")  # how the hidden states of a text become one: their mean, or that of its last token
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZATIONS = ("auto", "none", "gguf", "int8")
 DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's names -> ours
 DEVICES = ("auto", "cpu", "cuda")
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+KV_CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16", "fp8", "fp8_e4m3")
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
 DEFAULT_URL = f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"  # where clients look for a server
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"  # in the environment: the key where --api-key is not given
@@ -35,7 +36,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str  # a Hugging Face folder or a GGUF file
     load_format: str = "auto"  # one of LOAD_FORMATS
-    dtype: str = "auto"  # storage of weights and KV; one of DTYPES. Arithmetic is float32 on a CPU
+    dtype: str = "auto"  # storage of weights; one of DTYPES. Arithmetic is float32 on a CPU
+    quantization: str = "auto"  # storage of matrices, if in fewer bits; one of QUANTIZATIONS, see workers.weight_format
     max_model_len: int | None = None  # None: the model's own
     seed: int = 0  # of dummy weights
 
@@ -146,6 +148,7 @@ class EngineFlags(TypedDict, total=False):
 
     load_format: str
     dtype: str
+    quantization: str
     max_model_len: int | None
     seed: int
     block_size: int
@@ -239,6 +242,7 @@ _PLACES: dict[str, tuple[type[msgspec.Struct], str]] = {
 _CHOICES = {
     "load_format": LOAD_FORMATS,
     "dtype": DTYPES,
+    "quantization": QUANTIZATIONS,
     "scheduling_policy": POLICIES,
     "eviction_policy": EVICTION_POLICIES,
     "preemption_mode": PREEMPTION_MODES,

@@ -186,6 +186,21 @@ class RowLogprobs:
     rank: int
 
 
+class StepMarks(NamedTuple):
+    """When a worker in this process had come how far with a step: seconds on time.perf_counter.
+
+    begun     its thread has the plan
+    computed  logits and sums are there
+    masked    so are the masks
+    done      tokens are chosen
+    """
+
+    begun: float
+    computed: float
+    masked: float
+    done: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """What a step produced.
@@ -196,6 +211,7 @@ class StepResult:
     copy_seconds  what the plan's copies took; 0 if that was not measured
     fallback_logprobs  row -> of its `fallback` token, where the row asks for logprobs and names one
     pooled        float64 [K, H]: the sums that the plan wants; None: it wants none
+    marks         None: this kind of worker, or a step of copies alone, has none
     """
 
     step: int
@@ -205,6 +221,7 @@ class StepResult:
     copy_seconds: float = 0.0
     fallback_logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
     pooled: Float64 | None = None
+    marks: StepMarks | None = None
 
 
 class Worker(Protocol):

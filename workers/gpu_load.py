@@ -30,6 +30,7 @@ from trunkline.workers.device_sampler import DeviceSampler
 from trunkline.workers.gpu_memory import Footprint, measure, size_gpu_pool
 from trunkline.workers.gpu_runner import GpuRunner, Room
 from trunkline.workers.gpu_worker import GpuWorker, Sampler
+from trunkline.workers.kv_format import kv_dtype_on_gpu
 from trunkline.workers.memory import DEFAULT_KV_CACHE_MEMORY, available_memory
 
 logger = logging.getLogger("trunkline.worker")
@@ -54,6 +55,11 @@ def load_gpu_part(
 
     Raises ModelError if the checkpoint's tensors do not fit, ConfigError if the GPU can't do what is asked for.
     """
+    if config.model.quantization not in ("auto", "none"):
+        raise ConfigError(
+            f"--quantization is '{config.model.quantization}', which the GPU kernels do not have: they take weights as --dtype says. Please"
+            " leave it out, or use --device cpu."
+        )
     device = open_device()
     dtype = _storage_dtype(config.model.dtype, checkpoint.config.dtype)
     split = Split(ranks.rank, ranks.size)
@@ -62,7 +68,7 @@ def load_gpu_part(
         head_dim=checkpoint.config.head_dim,
         query_heads=split.config(checkpoint.config).num_heads,
         max_model_len=max_model_len,
-        kv_dtype=None if config.cache.kv_cache_dtype == "auto" else torch.float8_e4m3fn,
+        kv_dtype=kv_dtype_on_gpu(config.cache.kv_cache_dtype, dtype),
     )
     scheduler = config.scheduler
     rows = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)

@@ -14,6 +14,7 @@ from trunkline.config import CacheConfig
 from trunkline.errors import ConfigError
 from trunkline.units import format_bytes
 from trunkline.workers.device import Device
+from trunkline.workers.kv_format import FLOAT8
 from trunkline.workers.memory import size_pool
 
 logger = logging.getLogger("trunkline.worker")
@@ -126,7 +127,7 @@ def _advice(cache: CacheConfig, share: float, num_pages: int, max_num_batched_to
         advice.append(f"raise --gpu-memory-utilization to {percent / 100:g}")
     if num_pages > 1:
         advice.append(f"lower --max-model-len to {(num_pages - 1) * cache.block_size} or less")
-    if cache.kv_cache_dtype == "auto":
+    if cache.kv_cache_dtype not in FLOAT8:
         advice.append("store the cache in half the memory with --kv-cache-dtype fp8")
     if not advice or num_pages <= 1:
         advice.append(f"lower --max-num-batched-tokens below {max_num_batched_tokens}, or take a smaller model")

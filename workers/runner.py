@@ -8,83 +8,76 @@ It does not sample, and knows of a request only its rows and pages. `ModelRunner
 step could become one compiled call.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from trunkline.config import DTYPES
-from trunkline.errors import ConfigError
 from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.interface import Kernels, KvPages, make_batch
 from trunkline.kernels.select import cpu_kernels
-from trunkline.models.checkpoint import Checkpoint
+from trunkline.models.checkpoint import Checkpoint, OnProgress
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
 from trunkline.models.registry import Model, model_class
 from trunkline.models.split import Split
 from trunkline.step import CopyKind, Float64, Int32, PageCopy, Plan, UInt8
 from trunkline.workers.pooling import pooled_sums
+from trunkline.workers.weight_format import WeightFormat, choose_format
 
 
 def load_runner(
     checkpoint: Checkpoint,
     dtype: str = "auto",
     threads: int | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
     ranks: Collectives = ALONE,
+    *,
+    quantization: str = "auto",
+    kv_dtype: torch.dtype | None = None,
 ) -> "ModelRunner":
     """Read the weights of `checkpoint` into the fastest kernels there are for this CPU.
 
-    dtype     how weights, and keys and values, are stored; arithmetic is float32. "auto": float16, except that bfloat16
-              checkpoints stay bfloat16; float32 where the compiled kernels are missing
+    dtype, quantization  how weights are stored, see weight_format.py; arithmetic is float32
     threads   None: all the cores this process may use
     ranks     who holds the model: only this rank's part of each tensor is read
+    kv_dtype  how keys and values are stored: float32, float16 or float8_e4m3fn; None: as the weights, but float16 beside bfloat16
 
     Raises ModelError if the checkpoint's tensors do not fit.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is '{dtype}'; allowed are {', '.join(DTYPES)}.")
-    kernels = cpu_kernels(threads, head_dim=checkpoint.config.head_dim)
-    stored = _storage_dtype(dtype, checkpoint.config.dtype, kernels)
-    loader = Loader(checkpoint.tensors(on_progress, Split(ranks.rank, ranks.size)), kernels, stored, ranks)
+    kernels = cpu_kernels(threads, head_dim=checkpoint.config.head_dim, kv_dtype=kv_dtype)
+    form = choose_format(checkpoint, kernels, dtype=dtype, quantization=quantization)
+    tensors = form.tensors(checkpoint, on_progress, Split(ranks.rank, ranks.size))
+    loader = Loader(tensors, kernels, form.dtype, ranks)
     model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
-    return ModelRunner(model, kernels, stored)
-
-
-def _storage_dtype(wanted: str, checkpoint: str, kernels: Kernels) -> torch.dtype:
-    if wanted != "auto":
-        return getattr(torch, wanted)
-    if checkpoint == "bfloat16" and kernels.auto_dtype == torch.float16:
-        return torch.bfloat16
-    return kernels.auto_dtype
+    return ModelRunner(model, kernels, form)
 
 
 class ModelRunner:
     """A loaded model and its pages.
 
     config    of the model
-    dtype     how weights are stored, e.g. "float16"
+    dtype     how weights are stored, for people, e.g. "float16"
     device    for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
-    numerics  of the kernels, see kernels.interface
+    model     that it runs, on
+    kernels   these
+    numerics  of the kernels, see kernels.interface, and how weights, keys and values are stored
     """
 
-    def __init__(self, model: Model, kernels: Kernels, dtype: torch.dtype) -> None:
+    def __init__(self, model: Model, kernels: Kernels, form: WeightFormat) -> None:
         self.config: ModelConfig = model.config
-        self.dtype = str(dtype).removeprefix("torch.")
+        self.dtype = form.name
         self.device = f"cpu ({kernels.description})"
-        self.numerics = kernels.numerics
-        self._model = model
-        self._kernels = kernels
-        self._dtype = dtype
+        self.numerics = f"{kernels.numerics} weights-{form.quantization}-{form.dtype} kv-{kernels.kv_dtype(form.dtype)}"
+        self.model = model
+        self.kernels = kernels
+        self._dtype = form.dtype
         self._kv: KvPages | None = None
 
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page: the keys and values of `page_size` tokens in all layers."""
         config = self.config
         numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * page_size
-        return numbers * self._kernels.kv_dtype(self._dtype).itemsize
+        return numbers * self.kernels.kv_dtype(self._dtype).itemsize
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         """Make the KV storage. Memory is taken from the system as pages are first written.
@@ -92,7 +85,7 @@ class ModelRunner:
         Raises ConfigError for a page size that the kernels can't do.
         """
         config = self.config
-        self._kv = self._kernels.allocate_kv(
+        self._kv = self.kernels.allocate_kv(
             num_layers=config.num_layers,
             num_pages=num_pages,
             page_size=page_size,
@@ -146,15 +139,15 @@ class ModelRunner:
             page_size=self._kv.page_size,
             num_pages=self._kv.num_pages,
         )
-        device = self._kernels.device
+        device = self.kernels.device
         ids = torch.from_numpy(np.array(token_ids, np.int32)).to(device)
         wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64).to(device)
-        self._model.grow_rope(int(plan.context_len.max()))
-        return self._model.forward(ids, self._kernels.prepare(batch, self._kv), self._kv, wanted)
+        self.model.grow_rope(int(plan.context_len.max()))
+        return self.model.forward(ids, self.kernels.prepare(batch, self._kv), self._kv, wanted)
 
     def pool(self, plan: Plan) -> Float64:
         """The sums float64 [K, H] of plan.pooled; `forward` has just computed the step."""
-        return pooled_sums(self._model.last_hidden(plan.num_tokens), plan.pooled).cpu().numpy()
+        return pooled_sums(self.model.last_hidden(plan.num_tokens), plan.pooled).cpu().numpy()
 
 
 def check_copy(copy: PageCopy, *, num_pages: int, num_slots: int) -> None:

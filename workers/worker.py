@@ -11,7 +11,7 @@ copying is all of it. The plan is all it knows: no requests, no tree, no grammar
 import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -28,7 +28,8 @@ from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.fingerprint import fingerprint
 from trunkline.models.split import Split
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
-from trunkline.step import Int32, Plan, StepResult
+from trunkline.step import Int32, Plan, StepMarks, StepResult
+from trunkline.workers.kv_format import kv_dtype_on_cpu
 from trunkline.workers.memory import available_memory, size_host_tier, size_pool
 from trunkline.workers.plan_message import LAYOUT
 from trunkline.workers.pooling import unsound
@@ -82,6 +83,10 @@ def load_part(
     max_model_len = config.model.max_model_len or checkpoint.config.max_position_embeddings
     page_size = config.cache.block_size
     available = available_memory() // ranks.size  # ranks share the host's
+    # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn. It is read beside the weights.
+    beside = ThreadPoolExecutor(1, "tokenizer")
+    reading = beside.submit(lambda: tokenizer or load_tokenizer(config.model.path))
+    beside.shutdown(wait=False)
     runner: ModelRunner | GpuRunner
     if device == "cuda":
         from trunkline.workers.gpu_load import load_gpu_part  # Triton may be missing where there is no GPU
@@ -91,13 +96,17 @@ def load_part(
         ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
         num_pages = ranks.minimum(gpu.num_pages())
     else:
-        if config.cache.kv_cache_dtype != "auto":
-            raise ConfigError(
-                f"--kv-cache-dtype is '{config.cache.kv_cache_dtype}', which takes a GPU; on the CPU keys and values are stored"
-                " as --dtype says. Please leave it out, or use 'auto'."
-            )
         threads = config.worker.threads or max(1, available_cores() // ranks.size)
-        runner = load_runner(checkpoint, config.model.dtype, threads, on_progress, ranks)
+        kv_dtype = kv_dtype_on_cpu(config.cache.kv_cache_dtype)
+        runner = load_runner(
+            checkpoint,
+            config.model.dtype,
+            threads,
+            on_progress,
+            ranks,
+            quantization=config.model.quantization,
+            kv_dtype=kv_dtype,
+        )
         ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
         num_pages = size_pool(
             config.cache,
@@ -114,9 +123,7 @@ def load_part(
     name = ""
     if config.cache.disk_cache_dir is not None:  # large checkpoints take seconds, the first time
         name = fingerprint(checkpoint, dtype=runner.dtype, numerics=runner.numerics, page_size=page_size)
-    # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn.
-    if tokenizer is None:
-        tokenizer = load_tokenizer(config.model.path)
+    tokenizer = reading.result()
     attributes: Attributes = {
         "page_size": page_size,
         "max_model_len": max_model_len,
@@ -225,8 +232,16 @@ class LocalWorker:
         self._thread.close()
         self._runner = None
 
+    @property
+    def runner(self) -> ModelRunner:
+        """The model and its pages. Raises RuntimeError once the worker is closed."""
+        if self._runner is None:
+            raise RuntimeError("The worker is closed; load another one.")
+        return self._runner
+
     def _run(self, plan: Plan) -> StepResult:
         assert self._runner is not None
+        begun = time.perf_counter()
         previous, self._previous = self._previous, None  # if this step raises, so does the next that builds on it
         check_rows(plan)
         copy_seconds = self._copy(plan)
@@ -235,7 +250,9 @@ class LocalWorker:
         resolved, orphans = resolve_futures(plan, previous)
         logits = self._runner.forward(resolved, resolved.token_ids)
         pooled = self._runner.pool(plan) if plan.pooled else None
+        computed = time.perf_counter()
         masks = plan.masks.wait() if plan.masks is not None else None  # they were filled meanwhile
+        masked = time.perf_counter()
         samples = sample(logits, resolved.rows, masks)
         logprobs = list(samples.logprobs)
         for index in orphans:
@@ -249,6 +266,7 @@ class LocalWorker:
             copy_seconds=copy_seconds,
             fallback_logprobs=samples.fallback_logprobs,
             pooled=pooled,
+            marks=StepMarks(begun, computed, masked, time.perf_counter()),
         )
         return self._previous
 

@@ -32,6 +32,7 @@
 #include <stdlib.h>
 
 #include "attention_block.h"
+#include "operations.h"
 #include "pool.h"
 
 enum { TILE_QUERIES = 48 };
@@ -73,11 +74,17 @@ struct attention {
 
 /* What one thread works with. */
 struct desk {
-    float *q;      /* [queries, D], scaled */
+    float *q;      /* [queries, D], scaled, in the unit of the keys' format */
     float *scores; /* [BLOCK, SPLIT] */
+    float *keys, *values; /* of a split, widened: [SPLIT, D] each, if there is use for them */
     struct range *sees;
     struct softmax split, total;
 };
+
+/* Numbers that are widened once for all the blocks of a stretch: bytes, if there are enough blocks. */
+static size_t widened_floats(const struct attention *job, int queries) {
+    return job->pages.format == FLOAT8 && queries > 2 * BLOCK ? (size_t)SPLIT * job->pages.D : 0;
+}
 
 static size_t softmax_floats(const struct attention *job) { return (size_t)job->tile_queries * (job->pages.D + 2); }
 
@@ -87,7 +94,7 @@ static struct softmax lay_softmax(const struct attention *job, float *at) {
 
 static size_t desk_bytes(const struct attention *job) {
     size_t D = job->pages.D, queries = job->tile_queries;
-    size_t floats = queries * D + BLOCK * SPLIT + 2 * softmax_floats(job);
+    size_t floats = queries * D + BLOCK * SPLIT + 2 * softmax_floats(job) + 2 * widened_floats(job, job->tile_queries);
     return floats * sizeof(float) + queries * sizeof(struct range);
 }
 
@@ -95,8 +102,9 @@ static struct desk lay_desk(const struct attention *job, void *scratch) {
     size_t D = job->pages.D, queries = job->tile_queries;
     float *q = scratch, *scores = q + queries * D;
     float *split = scores + BLOCK * SPLIT, *total = split + softmax_floats(job);
-    struct range *sees = (struct range *)(total + softmax_floats(job));
-    return (struct desk){q, scores, sees, lay_softmax(job, split), lay_softmax(job, total)};
+    float *keys = total + softmax_floats(job), *values = keys + widened_floats(job, job->tile_queries);
+    struct range *sees = (struct range *)(values + widened_floats(job, job->tile_queries));
+    return (struct desk){q, scores, keys, values, sees, lay_softmax(job, split), lay_softmax(job, total)};
 }
 
 /* Position of the first token that a row sees. */
@@ -117,9 +125,10 @@ static int same_pages(const struct attention *job, int request, int other, int s
 
 static void collect_queries(const struct attention *job, const struct tile *tile, int head, float *q) {
     int floats = job->group * job->pages.D;
+    float scale = job->scale * job->pages.unit;
     for (int i = 0; i < tile->count; i++) {
         const float *from = job->q + job->rows[tile->first + i].t * job->q_stride + (size_t)head * floats;
-        for (int k = 0; k < floats; k++) q[(size_t)i * floats + k] = from[k] * job->scale;
+        for (int k = 0; k < floats; k++) q[(size_t)i * floats + k] = from[k] * scale;
     }
 }
 
@@ -137,9 +146,28 @@ static void attend_stretch(const struct attention *job, const struct tile *tile,
     int skipped = first * job->group, queries = (end - first) * job->group;
     const float *q = desk->q + (size_t)skipped * job->pages.D;
     struct softmax part = {result.m + skipped, result.l + skipped, result.o + (size_t)skipped * job->pages.D};
-    if (job->pages.format == FLOAT32)
-        attend_blocks(FLOAT32, &job->pages, &source, queries, desk->sees, q, desk->scores, part);
-    else attend_blocks(FLOAT16, &job->pages, &source, queries, desk->sees, q, desk->scores, part);
+    struct pages pages = job->pages;
+    if (widened_floats(job, queries)) {
+        struct range all = desk->sees[0];
+        for (int i = 1; i < queries; i++) {
+            if (desk->sees[i].from < all.from) all.from = desk->sees[i].from;
+            if (desk->sees[i].limit > all.limit) all.limit = desk->sees[i].limit;
+        }
+        widen_split(FLOAT8, &job->pages, &source, all, desk->keys, desk->values);
+        static const int32_t in_order[] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                           16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+        _Static_assert(sizeof in_order / sizeof *in_order == SPLIT / WIDE_PAGE, "a page of each");
+        source = (struct source){in_order, 0, 0};
+        pages = (struct pages){desk->keys, desk->values, 1, pages.D, WIDE_PAGE, FLOAT32, __builtin_ctz(WIDE_PAGE),
+                               pages.soft_cap, pages.unit};
+    }
+    switch (pages.format) {
+#define BLOCKS_OF(FORMAT) attend_blocks(FORMAT, &pages, &source, queries, desk->sees, q, desk->scores, part); break
+        case FLOAT32: BLOCKS_OF(FLOAT32);
+        case FLOAT8: BLOCKS_OF(FLOAT8);
+        default: BLOCKS_OF(FLOAT16);
+#undef BLOCKS_OF
+    }
 }
 
 /* The queries of a tile over one split. */
@@ -297,7 +325,8 @@ EXPORT int trunkline_attention(struct pool *pool, const float *q, long q_stride,
                                int head_dim, int page_size, int format, int window) {
     struct attention job = {
         .q = q, .q_stride = (size_t)q_stride,
-        .pages = {keys, values, kv_heads, head_dim, page_size, format, __builtin_ctz(page_size), soft_cap},
+        .pages = {keys, values, kv_heads, head_dim, page_size, format, __builtin_ctz(page_size), soft_cap,
+                  format_unit(format)},
         .page_table = page_table, .query_start = query_start, .context_len = context_len, .order = order,
         .labels = labels, .out = out, .scale = scale, .requests = requests, .pages_per_request = pages_per_request,
         .label_splits = label_splits, .group = query_heads / kv_heads, .window = window,

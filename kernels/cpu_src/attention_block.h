@@ -10,6 +10,7 @@
 #include "vector.h"
 
 enum { SPLIT = 512, BLOCK = 6 };
+enum { CACHE_LINE = 64, AHEAD = 32 }; /* bytes; tokens */
 
 /* The pages of one layer. */
 struct pages {
@@ -17,6 +18,7 @@ struct pages {
     int kv_heads, D, page_size, format;
     int shift;      /* page_size = 1 << shift: divisions would cost a tenth of the time */
     float soft_cap; /* 0: none */
+    float unit;     /* format_unit of what is stored */
 };
 
 /* The tokens that queries work on now: those of one split, of whoever's page table this is, for one kv head. */
@@ -50,28 +52,64 @@ INLINE int tokens_here(const struct pages *pages, int token, int end) {
     return end - token < left ? end - token : left;
 }
 
-/* Pages lie anywhere, so the machine's own prefetcher stops at the end of each: whoever reads a page fetches the next
- * by hand. */
-INLINE void prefetch(const int format, const void *pages, size_t index) {
-    __builtin_prefetch((const char *)pages + index * format_bytes(format));
+/* Pages lie anywhere, so the machine's own prefetcher stops at the end of each. Whoever reads a page fetches, line by
+ * line, another by hand: the one that is read AHEAD tokens later, for a page of 16 tokens of a byte each is read in less
+ * time than memory takes to answer. Behind the last keys come the values. */
+INLINE const char *page_ahead(const int format, const struct pages *pages, const struct source *source,
+                              struct range all, int token, int of_values) {
+    int distance = pages->page_size < AHEAD ? AHEAD : pages->page_size, last = all.limit - 1;
+    token += distance;
+    if (token > last && !of_values) {
+        token -= (last & -pages->page_size) + pages->page_size - (all.from & -pages->page_size);
+        of_values = 1;
+    }
+    size_t start = page_start(pages, source, token < last ? token : last);
+    return (const char *)(of_values ? pages->values : pages->keys) + start * format_bytes(format);
 }
 
-/* Scores of 8 * octets tokens for `count` queries; `ahead` is where the same tokens of the next page begin. Inlined once
+/* The tokens `all` of a split as float32, in pages of WIDE_PAGE tokens that follow one another: keys [SPLIT / WIDE_PAGE,
+ * D, WIDE_PAGE], values [SPLIT, D]. Where many blocks read the same bytes, that saves widening them in each. */
+enum { WIDE_PAGE = 16 };
+
+INLINE void widen_split(const int format, const struct pages *pages, const struct source *source, struct range all,
+                        float *keys, float *values) {
+    const int D = pages->D;
+    for (int token = all.from / 8 * 8, here; token < all.limit; token += here) {
+        here = tokens_here(pages, token, all.limit);
+        size_t start = page_start(pages, source, token), place = place_in_page(pages, token);
+        for (int t = token; t < token + here; t += 8) {
+            float *to = keys + (size_t)(t / WIDE_PAGE) * D * WIDE_PAGE + t % WIDE_PAGE;
+            size_t first = start + place + t - token;
+            for (int d = 0; d < D; d++)
+                store(to + (size_t)d * WIDE_PAGE, load_stored(format, pages->keys, first + (size_t)d * pages->page_size));
+        }
+        for (int i = 0; i < here * D; i += 8)
+            store(values + (size_t)token * D + i, load_stored(format, pages->values, start + place * D + i));
+    }
+}
+
+/* Scores of 8 * octets tokens for `count` queries; as many bytes as they take are fetched from `ahead` on. Inlined once
  * for every constant (count, octets, format). */
 INLINE void score_tokens(const int count, const int octets, const int format, const struct pages *pages, size_t first,
-                         size_t ahead, const float *q, float *scores) {
-    const int D = pages->D, page_size = pages->page_size;
+                         const char *ahead, const float *q, float *scores) {
+    const int D = pages->D, bytes = 8 * octets * (int)format_bytes(format);
+    const int in_line = bytes < CACHE_LINE ? CACHE_LINE / bytes : 1; /* a power of two up to 8, which divides D */
     f32x8 sum[BLOCK][2];
     UNROLL for (int i = 0; i < count; i++) sum[i][0] = sum[i][1] = splat(0);
-    for (int d = 0; d < D; d++) {
-        size_t row = (size_t)d * page_size;
-        prefetch(format, pages->keys, ahead + row);
-        f32x8 low = load_stored(format, pages->keys, first + row), high = low;
-        if (octets == 2) high = load_stored(format, pages->keys, first + row + 8);
-        UNROLL for (int i = 0; i < count; i++) {
-            f32x8 value = splat(q[i * D + d]);
-            sum[i][0] = fma8(value, low, sum[i][0]);
-            if (octets == 2) sum[i][1] = fma8(value, high, sum[i][1]);
+    for (int line = 0; line < D; line += in_line) {
+        __builtin_prefetch(ahead + (size_t)line * bytes);
+        UNROLL for (int d = line; d < line + in_line; d++) {
+            size_t row = first + (size_t)d * pages->page_size;
+            f32x8 low, high;
+            if (octets == 2) {
+                struct f32x16 both = load_stored16(format, pages->keys, row);
+                low = both.low, high = both.high;
+            } else low = load_stored(format, pages->keys, row);
+            UNROLL for (int i = 0; i < count; i++) {
+                f32x8 value = splat(q[i * D + d]);
+                sum[i][0] = fma8(value, low, sum[i][0]);
+                if (octets == 2) sum[i][1] = fma8(value, high, sum[i][1]);
+            }
         }
     }
     UNROLL for (int i = 0; i < count; i++) {
@@ -86,11 +124,12 @@ INLINE void score_split(const int count, const int format, const struct pages *p
     for (int token = all.from, here; token < all.limit; token += here) {
         here = tokens_here(pages, token, all.limit);
         size_t first = page_start(pages, source, token) + place_in_page(pages, token);
-        size_t ahead = token + here < all.limit ? page_start(pages, source, token + here) : first;
+        const char *ahead = page_ahead(format, pages, source, all, token, 0);
         for (int i = 0; i < here; i += 16) {
+            const char *part = ahead + (size_t)i * pages->D * format_bytes(format);
             float *to = scores + token + i;
-            if (here - i > 8) score_tokens(count, 2, format, pages, first + i, ahead + i, q, to);
-            else score_tokens(count, 1, format, pages, first + i, ahead + i, q, to);
+            if (here - i > 8) score_tokens(count, 2, format, pages, first + i, part, q, to);
+            else score_tokens(count, 1, format, pages, first + i, part, q, to);
         }
     }
 }
@@ -131,19 +170,24 @@ static void exponentiate(float soft_cap, struct range all, struct range sees, fl
     for (int i = end; i < all.limit; i++) scores[i] = 0;
 }
 
-/* sum[i] += weight * value for one token; whichever are fewer, the weights or the values, are held in registers. */
+/* sum[i] += weight * value for one token; whichever are fewer, the weights or the values, are held in registers. `octets`
+ * is 1, 2 or 4. */
 INLINE void weigh_token(const int count, const int octets, const int format, const void *values, size_t first,
                         const float *weight, f32x8 sum[BLOCK][4]) {
     f32x8 held[BLOCK];
     if (count < octets) {
         UNROLL for (int i = 0; i < count; i++) held[i] = splat(weight[(size_t)i * SPLIT]);
-        UNROLL for (int octet = 0; octet < octets; octet++) {
-            f32x8 value = load_stored(format, values, first + 8 * octet);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], value, sum[i][octet]);
+        UNROLL for (int octet = 0; octet < octets; octet += 2) {
+            struct f32x16 both = load_stored16(format, values, first + 8 * octet);
+            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], both.low, sum[i][octet]);
+            UNROLL for (int i = 0; i < count; i++) sum[i][octet + 1] = fma8(held[i], both.high, sum[i][octet + 1]);
         }
     } else {
-        UNROLL for (int octet = 0; octet < octets; octet++)
-            held[octet] = load_stored(format, values, first + 8 * octet);
+        if (octets == 1) held[0] = load_stored(format, values, first);
+        UNROLL for (int octet = 0; octet + 2 <= octets; octet += 2) {
+            struct f32x16 both = load_stored16(format, values, first + 8 * octet);
+            held[octet] = both.low, held[octet + 1] = both.high;
+        }
         UNROLL for (int i = 0; i < count; i++) {
             f32x8 same = splat(weight[(size_t)i * SPLIT]);
             UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = fma8(same, held[octet], sum[i][octet]);
@@ -155,22 +199,25 @@ INLINE void weigh_token(const int count, const int octets, const int format, con
  * format). */
 INLINE void weigh_values(const int count, const int octets, const int format, const struct pages *pages,
                          const struct source *source, struct range all, int d, const float *weights, float *o) {
-    const int D = pages->D;
+    const int D = pages->D, bytes = 8 * octets * (int)format_bytes(format);
+    const int begins_lines = d * (int)format_bytes(format) % CACHE_LINE == 0; /* else whoever came before fetched them */
     f32x8 sum[BLOCK][4];
     UNROLL for (int i = 0; i < count; i++) UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = splat(0);
     for (int token = all.from, here; token < all.limit; token += here) {
         here = tokens_here(pages, token, all.limit);
         size_t first = page_start(pages, source, token) + (size_t)place_in_page(pages, token) * D + d;
-        size_t ahead = token + here < all.limit ? page_start(pages, source, token + here) + d : first;
+        const char *ahead = page_ahead(format, pages, source, all, token, 1) + d * format_bytes(format);
         for (int t = 0; t < here; t++) {
             size_t row = (size_t)t * D;
-            prefetch(format, pages->values, ahead + row);
-            if (format == FLOAT32 && octets == 4) prefetch(format, pages->values, ahead + row + 16);
+            if (begins_lines)
+                for (int line = 0; line < bytes; line += CACHE_LINE)
+                    __builtin_prefetch(ahead + row * format_bytes(format) + line);
             weigh_token(count, octets, format, pages->values, first + row, weights + token + t, sum);
         }
     }
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int octet = 0; octet < octets; octet++) store(o + (size_t)i * D + d + 8 * octet, sum[i][octet]);
+        UNROLL for (int octet = 0; octet < octets; octet++)
+            store(o + (size_t)i * D + d + 8 * octet, sum[i][octet] * splat(pages->unit));
 }
 
 INLINE void weigh_split(const int count, const int format, const struct pages *pages, const struct source *source,

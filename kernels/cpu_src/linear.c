@@ -9,6 +9,7 @@
  * error does not grow with K), whatever the tile: a row's result does not depend on how many rows there are, nor on
  * threads. One row runs as fast as memory delivers the weights, many rows as fast as the machine multiplies.
  */
+#include "operations.h"
 #include "pool.h"
 #include "vector.h"
 

@@ -34,7 +34,9 @@ struct pool {
     pthread_t helpers[MAX_THREADS];
     void *scratch[MAX_THREADS];
     size_t scratch_bytes;
-    pthread_mutex_t turn; /* held by the caller for as long as its job runs */
+    void *shared;
+    size_t shared_bytes;
+    pthread_mutex_t turn; /* held by the caller for as long as its job runs, or from pool_hold to pool_release */
 
     task_function *run;
     const void *job;
@@ -128,6 +130,20 @@ static int grow_scratch(struct pool *pool, size_t bytes) {
 
 int pool_threads(const struct pool *pool) { return pool->threads; }
 
+void *pool_hold(struct pool *pool, size_t bytes) {
+    pthread_mutex_lock(&pool->turn);
+    if (bytes > pool->shared_bytes) {
+        bytes = (bytes + 4095) / 4096 * 4096;
+        free(pool->shared);
+        pool->shared = aligned_alloc(64, bytes);
+        pool->shared_bytes = pool->shared == NULL ? 0 : bytes;
+        if (pool->shared == NULL) pthread_mutex_unlock(&pool->turn);
+    }
+    return pool->shared;
+}
+
+void pool_release(struct pool *pool) { pthread_mutex_unlock(&pool->turn); }
+
 int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, size_t scratch_bytes) {
     pthread_mutex_lock(&pool->turn);
     int failed = grow_scratch(pool, scratch_bytes);
@@ -156,7 +172,11 @@ EXPORT struct pool *trunkline_pool_create(int threads) {
     if (pool == NULL) return NULL;
     memset(pool, 0, sizeof *pool);
     pool->process = getpid();
-    pthread_mutex_init(&pool->turn, NULL);
+    pthread_mutexattr_t recursive; /* pool_run takes the turn that pool_hold may have taken */
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&pool->turn, &recursive);
+    pthread_mutexattr_destroy(&recursive);
     pthread_mutex_init(&pool->bed, NULL);
     pthread_cond_init(&pool->bell, NULL);
     pool->threads = 1;
@@ -185,6 +205,7 @@ EXPORT void trunkline_pool_destroy(struct pool *pool) {
     wake_helpers(pool);
     for (int thread = 1; thread < pool->threads; thread++) pthread_join(pool->helpers[thread], NULL);
     for (int thread = 0; thread < pool->threads; thread++) free(pool->scratch[thread]);
+    free(pool->shared);
     free(pool);
 }
 

@@ -13,3 +13,9 @@ typedef void task_function(const void *job, int task, void *scratch);
 int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, size_t scratch_bytes);
 
 int pool_threads(const struct pool *pool);
+
+/* Memory that all tasks of the caller's next jobs share: `bytes` of it, 64-byte aligned, with undefined content, until
+ * pool_release; other callers wait for that. NULL if it could not be had (then there is nothing to release). */
+void *pool_hold(struct pool *pool, size_t bytes);
+
+void pool_release(struct pool *pool);

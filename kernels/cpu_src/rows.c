@@ -4,6 +4,7 @@
  */
 #include <math.h>
 
+#include "operations.h"
 #include "pool.h"
 #include "vector.h"
 

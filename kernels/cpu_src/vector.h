@@ -24,11 +24,16 @@
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef uint8_t u8x8 __attribute__((vector_size(8)));
 
-/* How numbers are stored in weights and pages; the arithmetic is always float32. Mirrored by cpu.py. */
-enum format { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+/* How numbers are stored in weights and pages; the arithmetic is always float32. Mirrored by cpu.py. FLOAT8 is e4m3
+ * without infinities (arXiv:2209.05433): sign, 4 bits of exponent, 3 of mantissa, up to 448. */
+enum format { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8 = 3 };
 
-INLINE size_t format_bytes(int format) { return format == FLOAT32 ? 4 : 2; }
+INLINE size_t format_bytes(int format) { return format == FLOAT32 ? 4 : format == FLOAT8 ? 1 : 2; }
+
+/* What a loaded number is to be multiplied by; a power of two, so that a sum may be instead. */
+INLINE float format_unit(int format) { return format == FLOAT8 ? 256.0f : 1.0f; }
 
 INLINE f32x8 splat(float value) { return value - (f32x8){0}; }
 
@@ -89,13 +94,49 @@ INLINE f32x8 widen_float16(u16x8 stored) {
 #endif
 }
 
-/* Eight stored numbers from element `index` on, as float32. `format` is a constant wherever this is called. */
+/* FLOAT8 -> 1/256 of it as float32, exact: e4m3 is float16 with a smaller exponent, so its bits, moved seven places, are
+ * a float16 of 1/256 of the value, of subnormal numbers, too. NaN, always stored as 0x7f, stays NaN: it sets all bits. */
+INLINE f32x8 load_float8(const uint8_t *from) {
+#if defined(__AVX2__) && defined(__F16C__)
+    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)from)); /* the sign fills bits 15 to 7 */
+    __m128i halves = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+    return (f32x8)_mm256_cvtph_ps(_mm_or_si128(halves, _mm_cmpeq_epi16(wide, _mm_set1_epi16(0x7f))));
+#else
+    u8x8 stored;
+    memcpy(&stored, from, sizeof stored);
+    i32x8 bits = __builtin_convertvector(stored, i32x8);
+    f32x8 magnitude = (f32x8)((bits & 0x7f) << 20) * splat(0x1p112f);
+    return (f32x8)((i32x8)magnitude | (bits & 0x80) << 24 | (bits == 0x7f));
+#endif
+}
+
+/* Eight stored numbers from element `index` on, as float32 in format_unit(format). `format` is a constant wherever this
+ * is called. */
 INLINE f32x8 load_stored(const int format, const void *from, size_t index) {
     if (format == FLOAT32) return load((const float *)from + index);
+    if (format == FLOAT8) return load_float8((const uint8_t *)from + index);
     u16x8 stored;
     memcpy(&stored, (const uint16_t *)from + index, sizeof stored);
     if (format == FLOAT16) return widen_float16(stored);
     return (f32x8)(__builtin_convertvector(stored, i32x8) << 16);
+}
+
+struct f32x16 {
+    f32x8 low, high;
+};
+
+/* Sixteen of them: bytes are widened at half the cost. */
+INLINE struct f32x16 load_stored16(const int format, const void *from, size_t index) {
+#if defined(__AVX2__) && defined(__F16C__)
+    if (format == FLOAT8) { /* as in load_float8 */
+        __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((const uint8_t *)from + index)));
+        __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+        halves = _mm256_or_si256(halves, _mm256_cmpeq_epi16(wide, _mm256_set1_epi16(0x7f)));
+        return (struct f32x16){(f32x8)_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                               (f32x8)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+    }
+#endif
+    return (struct f32x16){load_stored(format, from, index), load_stored(format, from, index + 8)};
 }
 
 INLINE float load_one(int format, const void *from, size_t index) {
@@ -138,8 +179,28 @@ INLINE uint16_t narrow_bfloat16(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* float32 -> FLOAT8, to nearest, ties to even; what is out of range becomes the largest number, NaN stays NaN. */
+INLINE uint8_t narrow_float8(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return 0x7f;
+    if (bits >= 0x43e00000) return sign | 0x7e; /* 448 and more */
+    if (bits < 0x3c800000) {                    /* below 2^-6: subnormal, a multiple of 2^-9 */
+        float magnitude, aligned;
+        memcpy(&magnitude, &bits, sizeof bits);
+        aligned = magnitude + 16384.0f; /* whose last bit is 2^-9: this addition rounds */
+        memcpy(&bits, &aligned, sizeof bits);
+        return sign | (uint8_t)(bits - 0x46800000);
+    }
+    bits += 0x7ffff + (bits >> 20 & 1);
+    return sign | (uint8_t)((bits - 0x3c000000) >> 20);
+}
+
 INLINE void store_one(int format, void *to, size_t index, float value) {
     if (format == FLOAT32) ((float *)to)[index] = value;
+    else if (format == FLOAT8) ((uint8_t *)to)[index] = narrow_float8(value);
     else ((uint16_t *)to)[index] = format == FLOAT16 ? narrow_float16(value) : narrow_bfloat16(value);
 }
 

@@ -11,7 +11,8 @@ import triton
 from torch import Tensor
 
 from trunkline.errors import ConfigError
-from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear
+from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear, Unrecorded
+from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.kernels.triton import activation as activations
 from trunkline.kernels.triton import attention as paged_attention
 from trunkline.kernels.triton import embedding, interpreter, norm, rotary
@@ -67,10 +68,11 @@ class TritonKernels:
     def supports_head_dim(self, head_dim: int) -> bool:
         return head_dim % 8 == 0 and head_dim <= LARGEST_HEAD
 
-    def pack_linear(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
-        """[N, K], as they are."""
+    def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
+        """[N, K], as they are; integers are dequantized."""
         assert dtype == self.activation_dtype, f"weights in {dtype}, activations in {self.activation_dtype}"
-        stacked = torch.cat([weight.to(self.device, dtype) for weight in weights])
+        plain = (weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights)
+        stacked = torch.cat([weight.to(self.device, dtype) for weight in plain])
         return PackedLinear(stacked, n=stacked.shape[0], k=stacked.shape[1])
 
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -112,6 +114,9 @@ class TritonKernels:
         if slots > room or not self._workspaces:
             slots = max(slots, 2 * room)
             self._workspaces.append(paged_attention.Workspace(slots, self._query_heads, head_dim, self.device))
+
+    def new_program(self) -> Unrecorded:
+        return Unrecorded()
 
     def linear(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, *, out: Tensor) -> None:
         assert x.shape == (len(out), weight.k) and out.shape[1] == weight.n, f"{x.shape} {weight} {out.shape}"

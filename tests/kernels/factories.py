@@ -24,7 +24,9 @@ STORAGE = {
     torch.float32: 1e-6,
     torch.float16: 2e-3,
     torch.bfloat16: 2e-2,
+    torch.float8_e4m3fn: 7e-2,
 }  # dtype -> relative error that its rounding may cause
+KV_DTYPES = (torch.float32, torch.float16, torch.float8_e4m3fn)
 
 
 @cache

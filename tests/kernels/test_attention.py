@@ -1,5 +1,6 @@
 """Paged attention: right by a float64 oracle, and the same bits however the work is cut up."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 
@@ -9,18 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.factories import STORAGE, TARGETS, THIS_MACHINE, Heads, Requests, assert_close, compiled
+from tests.kernels.factories import KV_DTYPES, STORAGE, TARGETS, THIS_MACHINE, Heads, Requests, assert_close, compiled
 from trunkline.errors import ConfigError
 from trunkline.kernels import build
+from trunkline.kernels.cpu import CpuKernels
+from trunkline.kernels.interface import KvPages
 from trunkline.kernels.reference import ReferenceKernels
 from trunkline.step import SPLIT, SharedRun
 
+FLOAT8 = torch.float8_e4m3fn
 ORACLE = ReferenceKernels(torch.float64)
 BORDERS = [1, 7, 8, 9, 15, 16, 17, 31, 33, 511, 512, 513, 1023, 1024, 1025, 1100]  # of vectors, pages and splits
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("query", "kv", "dim", "page_size"),
     [(9, 3, 64, 16), (4, 4, 8, 8), (8, 1, 96, 32), (3, 1, 128, 64), (2, 2, 256, 16), (30, 1, 24, 8), (5, 5, 40, 512)],
@@ -36,10 +40,51 @@ def test_equals_the_oracle(target: str, dtype: torch.dtype, query: int, kv: int,
     assert_close(outputs[0], outputs[1], max(STORAGE[dtype], 3e-6))
 
 
+def as_oracle(pages: KvPages) -> KvPages:
+    """The same numbers as the oracle lays them out."""
+    keys, values = pages.keys.double().permute(0, 1, 4, 2, 3), pages.values.double().permute(0, 1, 3, 2, 4)
+    return dataclasses.replace(pages, keys=keys.contiguous(), values=values.contiguous())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+@pytest.mark.parametrize(("query", "kv", "dim", "page_size"), [(9, 3, 64, 16), (5, 5, 24, 8), (6, 1, 40, 128)])
+def test_what_is_stored_is_computed_with_exactly(
+    target: str, dtype: torch.dtype, query: int, kv: int, dim: int, page_size: int
+) -> None:
+    """However coarse the pages are, what is read from them is what the oracle reads."""
+    kernels, requests = compiled(target), Requests([9, 1100], Heads(query=query, kv=kv, dim=dim), page_size=page_size)
+    pages = requests.allocate(kernels, dtype)
+    ours = requests.attend(kernels, pages, requests.everything())
+    oracle = requests.attend(ORACLE, as_oracle(pages), requests.everything(), store=False)
+    assert_close(ours, oracle, 3e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_float8_number_is_read_exactly(target: str) -> None:
+    """A request of one token gets its value as it is."""
+    kernels, requests = compiled(target), Requests([1], Heads(query=1, kv=1, dim=256))
+    pages = requests.allocate(kernels, FLOAT8)
+    requests.attend(kernels, pages, requests.everything())
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[0xFF] = 0  # NaN is always stored as 0x7f
+    pages.values[1, requests.page_table[0, 0], 0, 0] = codes.view(FLOAT8)
+    out = requests.attend(kernels, pages, requests.everything(), store=False)
+    torch.testing.assert_close(out[0], codes.view(FLOAT8).float(), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("query", "kv", "dtype"),
-    [(6, 2, torch.float16), (2, 2, torch.float32), (5, 1, torch.float16), (30, 1, torch.float32)],
+    [
+        (6, 2, torch.float16),
+        (2, 2, torch.float32),
+        (5, 1, torch.float16),
+        (30, 1, torch.float32),
+        (6, 2, FLOAT8),
+        (5, 5, FLOAT8),
+        (7, 1, FLOAT8),
+    ],
 )
 def test_a_row_alone_in_a_tile_and_in_a_batch(target: str, query: int, kv: int, dtype: torch.dtype) -> None:
     """Bit for bit, also where many rows are cut into tiles and one row's splits are spread over the threads."""
@@ -59,15 +104,13 @@ def test_a_row_alone_in_a_tile_and_in_a_batch(target: str, query: int, kv: int, 
 @given(data=st.data())
 def test_chunks_do_not_matter(data: st.DataObject) -> None:
     """A prompt read in chunks, beside other requests, gives the bits of the prompt read at once."""
-    kernels = compiled()
+    kernels, dtype = compiled(), data.draw(st.sampled_from(KV_DTYPES))
     contexts = data.draw(st.lists(st.integers(1, 90) | st.sampled_from(BORDERS), min_size=1, max_size=3))
     page_size = data.draw(st.sampled_from([8, 16, 32]))
     requests = Requests(contexts, Heads(query=3, kv=1, dim=8), page_size=page_size)
-    at_once = [
-        requests.attend(kernels, requests.allocate(kernels, torch.float16), [chunk]) for chunk in requests.everything()
-    ]
+    at_once = [requests.attend(kernels, requests.allocate(kernels, dtype), [chunk]) for chunk in requests.everything()]
     cuts = [sorted({0, context, *data.draw(st.lists(st.integers(0, context), max_size=4))}) for context in contexts]
-    pages = requests.allocate(kernels, torch.float16)
+    pages = requests.allocate(kernels, dtype)
     for step in range(max(map(len, cuts)) - 1):
         chunks = [(request, cut[step], cut[step + 1]) for request, cut in enumerate(cuts) if step + 1 < len(cut)]
         out = requests.attend(kernels, pages, chunks)
@@ -77,12 +120,13 @@ def test_chunks_do_not_matter(data: st.DataObject) -> None:
             assert torch.equal(rows, at_once[request][first:last]), (contexts, cuts)
 
 
-def test_threads_do_not_matter() -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+def test_threads_do_not_matter(dtype: torch.dtype) -> None:
     requests = Requests([1100, 30, 700], Heads(query=2, kv=1))
     outputs = []
     for threads in (1, 2, 5):
         kernels = compiled(threads=threads)
-        pages = requests.allocate(kernels, torch.float16)
+        pages = requests.allocate(kernels, dtype)
         rows = requests.attend(kernels, pages, requests.everything())
         outputs.append([rows, requests.attend(kernels, pages, [(0, 1099, 1100)])])
     for other in outputs[1:]:
@@ -120,6 +164,9 @@ STEP = [
         (60, 1, 8, 16, torch.float32, 0),
         (6, 2, 40, 512, torch.float16, 700),
         (3, 1, 16, 32, torch.float32, 1),
+        (9, 3, 64, 16, FLOAT8, 0),
+        (60, 1, 8, 8, FLOAT8, 0),
+        (4, 2, 40, 64, FLOAT8, 700),
     ],
 )
 def test_what_is_shared_does_not_matter(
@@ -142,12 +189,13 @@ def test_what_is_shared_does_not_matter(
 
 
 @pytest.mark.parametrize("readers", [2, 15, 16, 17, 40])
-def test_a_crowd_shares_a_prompt(readers: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, FLOAT8], ids=str)
+def test_a_crowd_shares_a_prompt(readers: int, dtype: torch.dtype) -> None:
     """Tiles that are full, and those that are not."""
     crowd = Requests(
         [520 + i for i in range(readers)], Heads(query=3, kv=1, dim=8), shared=[level(range(readers), 0, 1)]
     )
-    pages, step = crowd.allocate(compiled(), torch.float16), [(i, 519 + i, 520 + i) for i in range(readers)]
+    pages, step = crowd.allocate(compiled(), dtype), [(i, 519 + i, 520 + i) for i in range(readers)]
     crowd.attend(compiled(), pages, crowd.everything())
     flat = crowd.attend(compiled(), pages, step, store=False)
     for threads in (1, 3):
@@ -179,7 +227,7 @@ def test_random_trees(data: st.DataObject, tree: tuple[list[int], list[SharedRun
         data.draw(st.sampled_from([8, 64])),
     )
     requests, kernels = Requests(contexts, heads, page_size=page_size, shared=shared), compiled(threads=threads)
-    pages = requests.allocate(kernels, torch.float16)
+    pages = requests.allocate(kernels, data.draw(st.sampled_from(KV_DTYPES)))
     whole = requests.attend(kernels, pages, requests.everything(), window=window).split(contexts)
     order = data.draw(st.permutations(range(len(contexts))))
     step = [(r, contexts[r] - data.draw(st.integers(1, min(contexts[r], 20))), contexts[r]) for r in order]
@@ -223,9 +271,10 @@ def test_window_and_soft_cap(target: str, window: int, soft_cap: float) -> None:
     assert_close(outputs[0], outputs[1], 2e-5)
 
 
-def test_what_lies_behind_a_window_is_not_read() -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+def test_what_lies_behind_a_window_is_not_read(dtype: torch.dtype) -> None:
     requests = Requests([1100], Heads(), page_size=8)
-    pages = requests.allocate(compiled(), torch.float16)
+    pages = requests.allocate(compiled(), dtype)
     requests.attend(compiled(), pages, requests.everything())
     expected = requests.attend(compiled(), pages, [(0, 1099, 1100)], store=False, window=100)
     gone = torch.from_numpy(requests.page_table[0, :125]).long()  # tokens 0 to 999 are out of sight
@@ -233,12 +282,13 @@ def test_what_lies_behind_a_window_is_not_read() -> None:
     assert torch.equal(requests.attend(compiled(), pages, [(0, 1099, 1100)], store=False, window=100), expected)
 
 
-def test_page_size_does_not_matter() -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+def test_page_size_does_not_matter(dtype: torch.dtype) -> None:
     """The same sums in the same order, whatever the pages."""
     outputs = []
     for page_size in (8, 16, 64, 512):
         requests = Requests([600], Heads(), page_size=page_size)
-        outputs.append(requests.attend(compiled(), requests.allocate(compiled(), torch.float16), requests.everything()))
+        outputs.append(requests.attend(compiled(), requests.allocate(compiled(), dtype), requests.everything()))
     assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
@@ -252,10 +302,12 @@ def test_extreme_scores() -> None:
     assert_close(outputs[0], outputs[1], 1e-3)  # scores of some thousands have an absolute error of some thousandths
 
 
-def test_a_nan_stays_in_its_request() -> None:
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+@pytest.mark.parametrize("nan", [math.nan, -math.nan])
+def test_a_nan_stays_in_its_request(dtype: torch.dtype, nan: float) -> None:
     requests = Requests([20, 20], Heads())
-    requests.qkv[0][10] = math.nan
-    out = requests.attend(compiled(), requests.allocate(compiled(), torch.float16), requests.everything())
+    requests.qkv[0][10] = nan
+    out = requests.attend(compiled(), requests.allocate(compiled(), dtype), requests.everything())
     assert out[10:20].isnan().all(), "a NaN in K or V must show"
     assert out[20:].isfinite().all()
 
@@ -270,11 +322,26 @@ def test_beside_bfloat16_weights_pages_are_float16() -> None:
     assert torch.equal(outputs[0], outputs[1])
 
 
-def test_large_keys_stay_finite_in_float16() -> None:
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float16, 65504.0), (FLOAT8, 448.0)])
+def test_large_values_stay_finite(dtype: torch.dtype, largest: float) -> None:
     requests = Requests([4], Heads())
     requests.qkv[0][:, -Heads().kv * Heads().dim :] = 1e6
-    out = requests.attend(compiled(), requests.allocate(compiled(), torch.float16), requests.everything())
-    torch.testing.assert_close(out, torch.full_like(out, 65504.0))
+    for kernels in (compiled(), ReferenceKernels()):
+        out = requests.attend(kernels, requests.allocate(kernels, dtype), requests.everything())
+        torch.testing.assert_close(out, torch.full_like(out, largest))
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES, ids=str)
+def test_pages_may_be_stored_otherwise_than_weights(dtype: torch.dtype) -> None:
+    """Whatever the weights are, pages are what the kernels were made with."""
+    requests, outputs = Requests([20], Heads()), []
+    for kernels in (CpuKernels(1, kv_dtype=dtype), ReferenceKernels(kv_dtype=dtype)):
+        for weights in (torch.float32, torch.bfloat16):
+            pages = requests.allocate(kernels, weights)
+            assert pages.keys.dtype == pages.values.dtype == kernels.kv_dtype(weights) == dtype
+            outputs.append(requests.attend(kernels, pages, requests.everything()))
+    assert torch.equal(outputs[0], outputs[1])
+    assert_close(outputs[0], outputs[2].double(), 1e-3)
 
 
 def test_page_sizes_it_cannot_do_are_refused() -> None:

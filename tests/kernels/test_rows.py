@@ -76,7 +76,7 @@ def test_activations_of_extremes(target: str, activation: Activation) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("rotary", [24, 8])
 def test_rotate_and_store(target: str, dtype: torch.dtype, rotary: int) -> None:
     """q and k turned (the first `rotary` numbers of a head), v as it was; read back from pages of either layout."""
@@ -96,7 +96,7 @@ def test_rotate_and_store(target: str, dtype: torch.dtype, rotary: int) -> None:
         else:
             keys.append(kv.keys[1, page, :, :, place].float())
             values.append(kv.values[1, page, :, place].float())
-            written = kv.keys[1].isfinite().sum()
+            written = kv.keys[1].float().isfinite().sum()
             assert written == 42 * 3 * 24 and kv.keys[0].isnan().all(), "these tokens of this layer, and nothing else"
     assert_close(turned[0], turned[1], 1e-6)
     stored = max(STORAGE[compiled(target).kv_dtype(dtype)], 1e-6)
@@ -153,3 +153,24 @@ def test_float16_storage_rounds_to_nearest_even(target: str) -> None:
     slots = batch.slots.long()
     stored = kv.values[0, slots // 16, 0, slots % 16]
     assert torch.equal(stored, numbers.clamp(-65504, 65504).half())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_float8_storage_equals_torchs(target: str) -> None:
+    """All float16 numbers, float32 numbers of every kind, and ties: rounded as torch rounds them, but for what is too large."""
+    halves = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    bits = torch.randint(-(2**31), 2**31, (2**17,), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    codes = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = (codes[1:] + codes[:-1]) / 2
+    near = torch.cat([ties, ties.nextafter(torch.tensor(0.0)), ties.nextafter(torch.tensor(1e3)), random(2**12)])
+    numbers = torch.cat([halves, bits.view(torch.float32), near, -near])
+    numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % 8)).view(-1, 8)
+    requests = Requests([len(numbers)], Heads(query=1, kv=1, dim=8))
+    requests.qkv[0][:, 16:] = numbers
+    kv = requests.allocate(compiled(target), torch.float8_e4m3fn)
+    batch = requests.batch(requests.everything())
+    compiled(target).rotate_and_store(requests.rows(requests.everything()), requests.rope, batch, kv, 0)
+    slots = batch.slots.long()
+    stored = kv.values[0].view(torch.uint8)[slots // 16, 0, slots % 16]
+    expected = numbers.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(stored, expected.where(~numbers.isnan(), 0x7F))

@@ -18,6 +18,7 @@ from trunkline.errors import ConfigError, ModelError
 from trunkline.models import checkpoint as module
 from trunkline.models.checkpoint import builtin_model, open_checkpoint
 from trunkline.models.gguf import GGUFFile
+from trunkline.models.gguf_blocks import PACKINGS
 from trunkline.models.weights import gguf_name, tensor_shapes
 
 VARIANTS = {
@@ -68,6 +69,51 @@ def test_quantized_gguf_is_close_and_float32(tmp_path):
         assert tensor.dtype == torch.float32
         assert (tensor - exact[name]).abs().max() <= 0.005, name  # a 254th of a block's largest value, below 1
     assert not torch.equal(tensor, exact["model.embed_tokens.weight"])
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_layers": 1}  # rows of whole blocks of 256
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_packed_matrices_mean_what_dequantized_ones_do(tmp_path, kind):
+    checkpoint = opened(tiny_gguf(tmp_path / "tiny.gguf", quantization=kind, **WIDE))
+    assert checkpoint.packed_kinds == (kind,)
+    for (name, plain), (same, packed) in zip(checkpoint.tensors(), checkpoint.packed_tensors(), strict=True):
+        assert name == same
+        if plain.ndim == 1:
+            assert torch.equal(packed, plain)
+        else:
+            assert (packed.group, packed.bits) == (PACKINGS[kind].group, PACKINGS[kind].bits)
+            assert torch.equal(packed.dequantize(), plain), name
+
+
+def test_a_file_of_several_types_packs_those_it_can(tmp_path):
+    others = {"token_embd": "Q8_0", "attn_v": "Q6_K", "ffn_up": "F16"}
+    checkpoint = opened(tiny_gguf(tmp_path / "tiny.gguf", quantization="Q4_K", others=others, **WIDE))
+    assert checkpoint.packed_kinds == ("Q4_K", "Q8_0", "Q6_K"), "that of most bytes first"
+    packed = dict(checkpoint.packed_tensors())
+    assert {name.split(".")[-2] for name, tensor in packed.items() if isinstance(tensor, torch.Tensor)} == {
+        "input_layernorm", "post_attention_layernorm", "norm", "up_proj",
+    }  # fmt: skip
+    assert packed["model.layers.0.self_attn.v_proj.weight"].group == 16
+
+
+def test_what_has_no_blocks_hands_out_plain_tensors(tmp_path):
+    folder, file = tiny_model(tmp_path / "tiny"), tiny_gguf(tmp_path / "tiny.gguf", quantization="Q8_0")
+    for checkpoint in (opened(folder), opened(file, "dummy"), opened(tiny_gguf(tmp_path / "plain.gguf"))):
+        assert checkpoint.packed_kinds == ()
+        for (_, plain), (_, packed) in zip(checkpoint.tensors(), checkpoint.packed_tensors(), strict=True):
+            assert torch.equal(plain, packed)
+
+
+def test_blocks_asked_for_where_there_are_none(tmp_path):
+    folder, file = tiny_model(tmp_path / "tiny"), tiny_gguf(tmp_path / "tiny.gguf", quantization="Q8_0")
+    assert open_checkpoint(ModelSource(path=str(file), quantization="gguf")).packed_kinds == ("Q8_0",)
+    for path, load_format in ((folder, "auto"), (file, "dummy")):
+        with pytest.raises(
+            ConfigError, match=r"--quantization is 'gguf', but no matrix .* one of Q4_0, Q4_1, .*'int8'"
+        ):
+            open_checkpoint(ModelSource(path=str(path), load_format=load_format, quantization="gguf"))
 
 
 def test_llama3_rope_survives_in_gguf_as_factors(tmp_path):

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.k_quants import quantize
 from tests.tiny import tiny_gguf
 from trunkline.errors import ModelError
 from trunkline.models import gguf as ours
 from trunkline.models.checkpoint import builtin_model
 from trunkline.models.gguf import GGML_TYPES, read_gguf
+from trunkline.models.gguf_blocks import PACKINGS
 
 UINT32, STRING, ARRAY = 4, 8, 9  # metadata types
 F32 = 0
@@ -322,6 +324,83 @@ def test_every_type_is_dequantized_as_the_library_does(tmp_path, monkeypatch, ty
     values = read_gguf(path).dequantize("t")
     assert values.dtype == np.float32 and values.shape == (7, 2 * block)
     np.testing.assert_array_equal(values, gguf.quants.dequantize(stored, kind))
+
+
+@pytest.fixture(scope="module")
+def packed_file(tmp_path_factory):
+    """Matrices of 7 × 512 of every type that stays packed, each called by its type, and some that do not."""
+    names = [*PACKINGS, "F16", "vector"]
+    values = np.random.default_rng(3).standard_normal((7, 512), np.float32)
+    stored = [values[0] if name == "vector" else quantize(values, name) for name in names]
+    kinds = [gguf.GGMLQuantizationType["F32" if name == "vector" else name] for name in names]
+    path = tmp_path_factory.mktemp("packed") / "packed.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, data, kind in zip(names, stored, kinds, strict=True):
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return read_gguf(path)
+
+
+def floats_of(blocks, group):
+    products = blocks.value * np.repeat(blocks.scale, group, axis=1)
+    return products if blocks.offset is None else products + np.repeat(blocks.offset, group, axis=1)
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+@given(rows=st.tuples(st.integers(0, 7), st.integers(0, 7)), groups=st.tuples(st.integers(0, 16), st.integers(0, 16)))
+@settings(max_examples=10)
+def test_any_part_unpacked_is_that_part_dequantized(packed_file, kind, rows, groups):
+    index = (slice(*sorted(rows)), slice(*(32 * group for group in sorted(groups))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours, "CHUNK_ELEMENTS", 1024)  # rows 0-1, 2-3, 4-5, 6
+        for depth in range(3):
+            blocks = packed_file.unpack(kind, index[:depth])
+            assert blocks.value.dtype == np.int8 and blocks.value.flags.c_contiguous
+            floats = floats_of(blocks, PACKINGS[kind].group)
+            np.testing.assert_array_equal(floats, packed_file.dequantize(kind, index[:depth]))
+
+
+def test_what_cannot_stay_packed(packed_file):
+    """Other types, vectors, and columns that begin or end inside a group."""
+    assert packed_file.unpack("F16") is packed_file.unpack("vector") is None
+    inside = [slice(16, 512), slice(0, 48), slice(8, 24)]
+    assert [packed_file.unpack("Q4_1", (slice(0, 3), columns)) for columns in inside] == [None] * 3
+    halves = [packed_file.unpack("Q6_K", (slice(0, 3), columns)) is None for columns in inside]
+    assert halves == [False, False, True], "its groups are of 16"
+
+
+def test_unpacking_takes_little_memory_beside_the_result(packed_file, tmp_path, monkeypatch):
+    values = np.ones((2048, 512), np.float32)
+    data = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_1).tobytes()
+    path = raw_gguf(tmp_path / "large.gguf", tensors=[tensor("t", [512, 2048], 3)], data=data)
+    monkeypatch.setattr(ours, "CHUNK_ELEMENTS", 2**15)
+    tracemalloc.start()
+    blocks = read_gguf(path).unpack("t")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.15 * sum(part.nbytes for part in blocks)
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+@pytest.mark.parametrize("bad", [0x7E00, 0xFC00])  # not a number, minus infinity
+def test_a_damaged_block_is_not_unpacked(packed_file, tmp_path, kind, bad):
+    """In any of its float16 numbers, and outside the part that is asked for, as in `dequantize`."""
+    described = packed_file.tensors[kind]
+    _, block, num_bytes = described.kind
+    for place in {"Q6_K": [208], "Q4_0": [0], "Q5_0": [0], "Q8_0": [0]}.get(kind, [0, 2]):
+        stored = np.array(packed_file._rows(described))
+        stored[5, num_bytes * (512 // block - 1) + place :][:2] = np.array([bad], "<u2").view(np.uint8)
+        path = raw_gguf(
+            tmp_path / "bad.gguf", tensors=[tensor("t", [512, 7], described.type_id)], data=stored.tobytes()
+        )
+        file = read_gguf(path)
+        for read in (file.dequantize, file.unpack):
+            with pytest.raises(ModelError, match=r"bad\.gguf: tensor 't' holds a value that is not finite"):
+                read("t", (slice(5, 6), slice(0, 32)))
+            read("t", (slice(0, 5),))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

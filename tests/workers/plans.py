@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from tests.tiny import tiny_model
@@ -77,10 +78,16 @@ def need_compiler() -> None:
 
 
 def tiny_runner(
-    folder: Path, *, dtype: str = "float32", threads: int = 1, num_pages: int = 200, **overrides: Any
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    threads: int = 1,
+    num_pages: int = 200,
+    kv_dtype: torch.dtype | None = None,
+    **overrides: Any,
 ) -> ModelRunner:
     """The model of tests.tiny in `folder`, which is written unless it is there, with its pages allocated."""
     path = folder if (folder / "config.json").exists() else tiny_model(folder, **overrides)
-    runner = load_runner(open_checkpoint(ModelSource(path=str(path))), dtype, threads)
+    runner = load_runner(open_checkpoint(ModelSource(path=str(path))), dtype, threads, kv_dtype=kv_dtype)
     runner.allocate(num_pages, PAGE_SIZE)
     return runner

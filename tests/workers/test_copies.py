@@ -15,9 +15,9 @@ from trunkline.workers.worker import load_worker
 NUM_PAGES, NUM_SLOTS = 12, 6
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[None, torch.float16, torch.float8_e4m3fn], ids=str)
 def runner(request, tmp_path_factory):
-    return tiny_runner(tmp_path_factory.mktemp("copies"), dtype=request.param, num_pages=NUM_PAGES)
+    return tiny_runner(tmp_path_factory.mktemp("copies"), num_pages=NUM_PAGES, kv_dtype=request.param)
 
 
 @pytest.fixture(autouse=True)

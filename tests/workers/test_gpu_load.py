@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import tiny_model
+from tests.tiny import tiny_gguf, tiny_model
 from tests.workers.fake_device import FakeDevice, HashKernels, HashModel, HashSampler
 from tests.workers.test_worker import Request, make_plan, run
 from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerConfig, WorkerConfig
@@ -131,9 +131,24 @@ def test_pages_of_fp8_take_a_quarter_of_float32s(model):
     worker.close()
 
 
-def test_fp8_pages_are_refused_on_the_cpu(model):
-    with pytest.raises(ConfigError, match="--kv-cache-dtype is 'fp8_e4m3', which takes a GPU"):
-        load_worker(make_config(model, device="cpu", kv_cache_dtype="fp8_e4m3"))
+@NEEDS_INTERPRETER
+def test_pages_are_float8_or_as_the_weights_are(model):
+    worker = load_worker(make_config(model, enforce_eager=True, dtype="float16", kv_cache_dtype="float16"))
+    assert worker.page_bytes == 2 * 2 * 2 * 16 * 16 * 2
+    worker.close()
+    with pytest.raises(ConfigError, match="--kv-cache-dtype is 'float32', but weights are float16"):
+        load_worker(make_config(model, enforce_eager=True, dtype="float16", kv_cache_dtype="float32"))
+
+
+@NEEDS_INTERPRETER
+@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+def test_weights_in_fewer_bits_are_refused(tmp_path, quantization):
+    file = str(tiny_gguf(tmp_path / "tiny.gguf", quantization="Q8_0"))
+    config = make_config(file)
+    with pytest.raises(ConfigError, match=f"--quantization is '{quantization}', which the GPU kernels do not have"):
+        load_worker(
+            msgspec.structs.replace(config, model=ModelSource(path=file, quantization=quantization, max_model_len=160))
+        )
 
 
 @NEEDS_INTERPRETER

@@ -19,6 +19,7 @@ from trunkline.models.llama import LlamaModel
 from trunkline.step import Plan, PooledRows
 from trunkline.workers.pooling import unsound
 from trunkline.workers.runner import ModelRunner
+from trunkline.workers.weight_format import WeightFormat
 from trunkline.workers.worker import check_rows
 
 PROMPTS = [
@@ -40,7 +41,7 @@ def hidden(folder: Path) -> list[np.ndarray]:
 def reference_runner(folder: Path) -> ModelRunner:
     kernels, checkpoint = ReferenceKernels(torch.float32), open_checkpoint(ModelSource(path=str(folder)))
     model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
-    runner = ModelRunner(model, kernels, torch.float32)
+    runner = ModelRunner(model, kernels, WeightFormat(torch.float32, "none", "float32"))
     runner.allocate(200, PAGE_SIZE)
     return runner
 

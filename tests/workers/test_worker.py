@@ -1,5 +1,6 @@
 """The worker: steps on a real tiny model, and tokens still unknown to a plan on a runner that only counts."""
 
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -94,6 +95,14 @@ def test_it_says_what_it_is(worker):
     assert (worker.vocab_size, worker.max_model_len, worker.dtype) == (VOCAB_SIZE, 512, "float32")
     assert worker.eos_token_ids[0] == TOKEN_IDS["<|eos|>"]
     assert worker.device.startswith("cpu (")
+
+
+def test_it_says_how_far_it_was_when(worker):
+    before = time.perf_counter()
+    result = run(worker, (Request([104, 101], pages=[5]), 2))
+    assert result.marks is not None
+    times = [before, *result.marks, time.perf_counter()]
+    assert times == sorted(times)
 
 
 def test_two_requests_in_mixed_steps_equal_each_alone(worker):

@@ -1,0 +1,394 @@
+/* y[t, n] = sum over k of x[t, k] * w[n, k], where w[n, k] = scale * value + offset with integers of 8 or 4 bits,
+ * packed as quantized_layout.h says.
+ *
+ * Each row of x is rounded to int16 with one scale of its own, so that x * w is a product of integers. Their sums over
+ * a span of inputs, a group that shares a scale or a part of a channel that does, are exact in int32. Then, in order,
+ *
+ *     total[n] += scale[n, span] * sum + offset[n, span] * (sum of the row's integers in the span)
+ *
+ * in float32, block after block of spans, and y is the total times the row's scale, plus the bias. Tiles, blocks and
+ * prefetching are linear.c's: a row's result does not depend on how many rows there are, nor on threads. (Rows in 8 bits
+ * would be no faster without special instructions, and cost small models some percent of perplexity. In 16 they cost none.)
+ */
+#include "operations.h"
+#include "pool.h"
+#include "quantized_layout.h"
+#include "vector.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+enum {
+    TILE_ROWS = 6,
+    LARGEST = 32767,    /* of a rounded row */
+    ROWS_AT_ONCE = 1024, /* bounds the memory for rounded rows */
+    CACHED_BYTES = 256 * 1024, /* of rounded rows that a task works on: they should stay in the cache as panels pass */
+    FEWEST_ROWS = 48,   /* that a task works on nevertheless, if there are so many */
+    BLOCK = 768,        /* inputs that all tiles of a panel are multiplied by before the next */
+    WIDEN_4_TILES = 3,  /* from so many tiles on, a block of a panel is widened to int16 once for all */
+    WIDEN_8_TILES = 8,
+    BLOCK_NUMBERS = 16384, /* less to round is not worth another thread's while */
+};
+
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int16_t i16x8 __attribute__((vector_size(16)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+
+/* ---- rows of x, rounded ---- */
+
+/* What the offsets of a span are multiplied by, in the form in which tiles start from it or add it. */
+union span_sum {
+    int32_t centred; /* -8 * the sum of the row's integers */
+    float stored;    /* their sum */
+};
+
+struct rounded {
+    int16_t *numbers;     /* [rows, stride], zeros behind the first k */
+    union span_sum *sums; /* [rows, spans] */
+    float *scales;        /* [rows]; NaN for a row that is not finite */
+    size_t stride;
+};
+
+static size_t align(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* The extra 64 bytes keep rows apart in caches whose sets repeat every power of two. */
+static size_t row_stride(int k) { return align(k * sizeof(int16_t)) / sizeof(int16_t) + 32; }
+
+static size_t rounded_bytes(const struct layout *at, int rows) {
+    return align(rows * row_stride(at->k) * sizeof(int16_t)) + align((size_t)rows * at->spans * sizeof(union span_sum)) +
+           align(rows * sizeof(float));
+}
+
+static struct rounded place_rounded(const struct layout *at, int rows, char *memory) {
+    struct rounded x = {.numbers = (int16_t *)memory, .stride = row_stride(at->k)};
+    memory += align(rows * x.stride * sizeof(int16_t));
+    x.sums = (union span_sum *)memory;
+    x.scales = (float *)(memory + align((size_t)rows * at->spans * sizeof(union span_sum)));
+    return x;
+}
+
+static struct rounded skip_rows(const struct layout *at, struct rounded x, int rows) {
+    x.numbers += rows * x.stride;
+    x.sums += (size_t)rows * at->spans;
+    x.scales += rows;
+    return x;
+}
+
+/* The largest magnitude. As integers, the bits of magnitudes are in their order, with infinity and NaN on top. */
+static float largest_magnitude(const float *x, int k) {
+    i32x8 largest = {0};
+    int i = 0;
+    for (; i + 8 <= k; i += 8) {
+        i32x8 bits = (i32x8)load(x + i) & 0x7fffffff;
+        largest = ((bits > largest) & bits) | ((bits <= largest) & largest);
+    }
+    for (; i < k; i++) {
+        i32x8 bits = (i32x8)splat(x[i]) & 0x7fffffff;
+        largest = ((bits > largest) & bits) | ((bits <= largest) & largest);
+    }
+    int32_t top = largest[0];
+    for (int lane = 1; lane < 8; lane++) top = largest[lane] > top ? largest[lane] : top;
+    float magnitude;
+    memcpy(&magnitude, &top, sizeof magnitude);
+    return magnitude;
+}
+
+/* To nearest, ties to even: adding 1.5 * 2^23 leaves the integer in the mantissa's low bits. */
+INLINE i16x8 round_to_int16(f32x8 values) {
+    return __builtin_convertvector((i32x8)(values + splat(12582912.0f)) & 0xffff, i16x8);
+}
+
+/* Returns the scale. A row with an infinity or NaN becomes zeros with the scale NaN, so that all its results are NaN. */
+static float round_row(const float *x, int k, int16_t *numbers, size_t stride) {
+    float magnitude = largest_magnitude(x, k);
+    if (!(magnitude <= __FLT_MAX__)) {
+        memset(numbers, 0, stride * sizeof *numbers);
+        return __builtin_nanf("");
+    }
+    if (magnitude < 0x1p-100f) magnitude = 0x1p-100f; /* LARGEST / magnitude must be finite */
+    const f32x8 inverse = splat(LARGEST / magnitude);
+    int i = 0;
+    for (; i + 8 <= k; i += 8) {
+        i16x8 numbers8 = round_to_int16(load(x + i) * inverse);
+        memcpy(numbers + i, &numbers8, sizeof numbers8);
+    }
+    for (; i < k; i++) numbers[i] = round_to_int16(splat(x[i]) * inverse)[0];
+    memset(numbers + k, 0, (stride - k) * sizeof *numbers);
+    return magnitude / LARGEST;
+}
+
+struct round {
+    const float *x; /* [rows, k] */
+    const struct layout *at;
+    struct rounded to;
+    int rows, rows_per_task;
+};
+
+static void round_task(const void *argument, int task, void *scratch) {
+    (void)scratch;
+    const struct round *job = argument;
+    const struct layout *at = job->at;
+    int first = task * job->rows_per_task, end = first + job->rows_per_task;
+    for (int t = first; t < end && t < job->rows; t++) {
+        int16_t *numbers = job->to.numbers + t * job->to.stride;
+        job->to.scales[t] = round_row(job->x + (size_t)t * at->k, at->k, numbers, job->to.stride);
+        if (at->offsets == NO_OFFSETS) continue;
+        for (int span = 0; span < at->spans; span++) {
+            const int16_t *of_span = numbers + (size_t)span * at->span;
+            int32_t sum = 0;
+            for (int i = 0; i < steps_of(at, span) * STEP; i++) sum += of_span[i];
+            union span_sum *to = job->to.sums + (size_t)t * at->spans + span;
+            if (at->offsets == CENTRED) to->centred = -8 * sum;
+            else to->stored = (float)sum;
+        }
+    }
+}
+
+/* ---- the product ---- */
+
+/* sum[c] + weights[2 c] * x[0] + weights[2 c + 1] * x[1], for eight channels; x is a pair, eight times. */
+INLINE i32x8 add_products(i32x8 sum, i16x16 weights, i16x16 x) {
+#if defined(__AVX2__)
+    sum += (i32x8)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
+    __asm__("" : "+x"(sum)); /* or the compiler reorders the sums, and runs out of registers */
+    return sum;
+#elif defined(__SSE2__)
+    union { i16x16 all; __m128i half[2]; } a = {weights}, b = {x};
+    a.half[0] = _mm_madd_epi16(a.half[0], b.half[0]);
+    a.half[1] = _mm_madd_epi16(a.half[1], b.half[1]);
+    return sum + (i32x8)a.all;
+#else
+    for (int c = 0; c < 8; c++) sum[c] += weights[2 * c] * x[2 * c] + weights[2 * c + 1] * x[2 * c + 1];
+    return sum;
+#endif
+}
+
+INLINE i16x16 splat_pair(const int16_t *x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return (i16x16)(pair - (i32x8){0});
+}
+
+INLINE i16x16 widen_signed(const void *from) {
+    i8x16 bytes;
+    memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX2__) /* one instruction, which GCC 12 does not find */
+    return (i16x16)_mm256_cvtepi8_epi16((__m128i)bytes);
+#else
+    return __builtin_convertvector(bytes, i16x16);
+#endif
+}
+
+INLINE i16x16 widen_unsigned(const void *from) {
+    u8x16 bytes;
+    memcpy(&bytes, from, sizeof bytes);
+#if defined(__AVX2__)
+    return (i16x16)_mm256_cvtepu8_epi16((__m128i)bytes);
+#else
+    return __builtin_convertvector(bytes, i16x16);
+#endif
+}
+
+/* A pair of inputs of eight channels, in int16. `bits` is a constant wherever this is called; 16: a widened panel. */
+INLINE i16x16 load_pairs(const int bits, const char *step, int pair, int half) {
+    if (bits == 16) {
+        i16x16 wide;
+        memcpy(&wide, step + pair * 64 + half * 32, sizeof wide);
+        return wide;
+    }
+    if (bits == 8) return widen_signed(step + pair * 32 + half * 16);
+    i16x16 both = widen_unsigned(step + half * 16);
+    return pair == 0 ? both & 15 : both >> 4;
+}
+
+/* Eight scales or offsets, from number `first` on. */
+INLINE f32x8 load_scale(const struct layout *at, const char *scales, int first) {
+    return at->scale_format == FLOAT32 ? load_stored(FLOAT32, scales, first) : load_stored(FLOAT16, scales, first);
+}
+
+/* What a thread works with: the totals of its block of rows for one panel, and a block of the panel in int16. */
+struct desk {
+    float total[ROWS_AT_ONCE][PANEL];
+    i16x16 widened[BLOCK * PANEL / 16];
+};
+
+/* total[r] += `rows` rows of x by spans first … end-1 of a panel, whose values begin at `values`, span after span `stride`
+ * bytes apart. Meanwhile what lies `ahead` bytes further is fetched into the cache. Inlined once for every constant (rows,
+ * bits). */
+INLINE void multiply_tile(const int rows, const int bits, const struct layout *at, struct rounded x, const char *panel,
+                          const char *values, size_t stride, int first, int end, size_t ahead, float (*total)[PANEL]) {
+    const enum offsets offsets = at->offsets;
+    float block[TILE_ROWS][PANEL] = {0};
+    for (int span = first; span < end; span++, values += stride) {
+        const char *step = values, *scales = panel + span * at->scale_stride;
+        const int16_t *numbers = x.numbers + (size_t)span * at->span;
+        i32x8 sum[TILE_ROWS][2];
+        UNROLL for (int r = 0; r < rows; r++) {
+            sum[r][0] = (i32x8){0};
+            if (offsets == CENTRED) sum[r][0] = x.sums[(size_t)r * at->spans + span].centred - (i32x8){0};
+            sum[r][1] = sum[r][0];
+        }
+        __builtin_prefetch(scales + ahead, 0, 2);
+        for (int steps = steps_of(at, span); steps > 0; steps--, step += STEP * PANEL * bits / 8, numbers += STEP) {
+            __builtin_prefetch(step + ahead, 0, 2);
+            UNROLL for (int pair = 0; pair < 2; pair++) {
+                i16x16 low = load_pairs(bits, step, pair, 0), high = load_pairs(bits, step, pair, 1);
+                UNROLL for (int r = 0; r < rows; r++) {
+                    i16x16 number = splat_pair(numbers + r * x.stride + 2 * pair);
+                    sum[r][0] = add_products(sum[r][0], low, number);
+                    sum[r][1] = add_products(sum[r][1], high, number);
+                }
+            }
+        }
+        UNROLL for (int half = 0; half < 2; half++) {
+            f32x8 scale = load_scale(at, scales, half * 8), offset = splat(0);
+            if (offsets == STORED) offset = load_scale(at, scales, PANEL + half * 8);
+            UNROLL for (int r = 0; r < rows; r++) {
+                f32x8 so_far = load(block[r] + half * 8);
+                so_far = fma8(scale, __builtin_convertvector(sum[r][half], f32x8), so_far);
+                if (offsets == STORED)
+                    so_far = fma8(offset, splat(x.sums[(size_t)r * at->spans + span].stored), so_far);
+                store(block[r] + half * 8, so_far);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < PANEL; c += 8) store(total[r] + c, load(total[r] + c) + load(block[r] + c));
+}
+
+typedef void tile_function(const struct layout *, struct rounded, const char *panel, const char *values, size_t stride,
+                           int first, int end, size_t ahead, float (*total)[PANEL]);
+
+#define TILE(BITS, ROWS)                                                                                               \
+    static void multiply_##BITS##_##ROWS(const struct layout *at, struct rounded x, const char *panel,                 \
+                                         const char *values, size_t stride, int first, int end, size_t ahead,          \
+                                         float (*total)[PANEL]) {                                                      \
+        multiply_tile(ROWS, BITS, at, x, panel, values, stride, first, end, ahead, total);                             \
+    }
+#define TILES(BITS) TILE(BITS, 1) TILE(BITS, 2) TILE(BITS, 3) TILE(BITS, 4) TILE(BITS, 5) TILE(BITS, 6)
+TILES(4)
+TILES(8)
+TILES(16)
+#undef TILES
+#undef TILE
+
+static tile_function *find_tile(int bits, int rows) {
+#define TILES(BITS)                                                                                                    \
+    {multiply_##BITS##_1, multiply_##BITS##_2, multiply_##BITS##_3, multiply_##BITS##_4, multiply_##BITS##_5,          \
+     multiply_##BITS##_6}
+    static tile_function *const tiles[3][TILE_ROWS] = {TILES(4), TILES(8), TILES(16)};
+#undef TILES
+    return tiles[bits / 8][rows - 1];
+}
+
+/* The values of some spans of a panel in int16, without gaps. Meanwhile what lies `ahead` bytes further is fetched. */
+static void widen_spans(const struct layout *at, const char *values, int first, int end, size_t ahead, i16x16 *to) {
+    for (int span = first; span < end; span++, values += at->value_stride) {
+        const char *step = values;
+        for (int steps = steps_of(at, span); steps > 0; steps--, step += at->step_bytes) {
+            __builtin_prefetch(step + ahead, 0, 2);
+            for (int pair = 0; pair < 2; pair++)
+                for (int half = 0; half < 2; half++)
+                    *to++ = at->bits == 8 ? load_pairs(8, step, pair, half) : load_pairs(4, step, pair, half);
+        }
+    }
+}
+
+struct product {
+    struct layout at;
+    struct rounded x;
+    const char *weights;
+    const float *bias; /* [n] or NULL */
+    float *y;          /* [rows, n] */
+    int rows, n;
+    int rows_per_task, panels, panels_per_task, groups; /* groups of panels_per_task panels */
+};
+
+/* total[r] = the rows of x by a panel, block after block, each in tiles of equal height, within one row. */
+static void multiply_panel(const struct layout *at, struct rounded x, int rows, const char *panel, size_t ahead,
+                           struct desk *desk) {
+    const int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, block = BLOCK > at->span ? BLOCK / at->span : 1;
+    const int widen = tiles >= (at->bits == 4 ? WIDEN_4_TILES : WIDEN_8_TILES);
+    memset(desk->total, 0, rows * sizeof *desk->total);
+    for (int first = 0; first < at->spans; first += block) {
+        int end = first + block < at->spans ? first + block : at->spans, bits = at->bits;
+        const char *values = panel + at->header + first * at->value_stride;
+        size_t stride = at->value_stride;
+        if (widen) {
+            widen_spans(at, values, first, end, ahead, desk->widened);
+            values = (const char *)desk->widened, stride = at->span * PANEL * sizeof(int16_t), bits = 16;
+        }
+        for (int tile = 0; tile < tiles; tile++) {
+            int row = (int)((long)rows * tile / tiles), height = (int)((long)rows * (tile + 1) / tiles) - row;
+            size_t fetched = tile == tiles - 1 && !widen ? ahead : 0;
+            find_tile(bits, height)(at, skip_rows(at, x, row), panel, values, stride, first, end, fetched,
+                                    desk->total + row);
+        }
+    }
+}
+
+/* y[t] for the channels of one panel: the totals times the row's scale, plus the bias. What the last panel has too many is
+ * padding. */
+static void write_row(const struct product *job, int t, int column, const float *total) {
+    float *y = job->y + (size_t)t * job->n + column, scale = job->x.scales[t];
+    const float *bias = job->bias == NULL ? NULL : job->bias + column;
+    if (job->n - column < PANEL) {
+        for (int c = 0; c < job->n - column; c++) y[c] = bias == NULL ? total[c] * scale : total[c] * scale + bias[c];
+    } else {
+        for (int c = 0; c < PANEL; c += 8) {
+            f32x8 result = load(total + c) * splat(scale);
+            store(y + c, bias == NULL ? result : result + load(bias + c));
+        }
+    }
+}
+
+/* A task is a few neighbouring panels by a block of rows. */
+static void multiply_task(const void *argument, int task, void *scratch) {
+    const struct product *job = argument;
+    struct desk *desk = scratch;
+    int first_row = task / job->groups * job->rows_per_task, rows = job->rows - first_row;
+    int first = task % job->groups * job->panels_per_task, end = first + job->panels_per_task;
+    if (rows > job->rows_per_task) rows = job->rows_per_task;
+    for (int p = first; p < end && p < job->panels; p++) {
+        const char *panel = job->weights + p * job->at.panel_bytes;
+        size_t ahead = p + 1 < job->panels ? job->at.panel_bytes : 0;
+        multiply_panel(&job->at, skip_rows(&job->at, job->x, first_row), rows, panel, ahead, desk);
+        for (int r = 0; r < rows; r++) write_row(job, first_row + r, p * PANEL, desk->total[r]);
+    }
+}
+
+static int multiply_rounded(struct pool *pool, struct product *job) {
+    int cached = CACHED_BYTES / (int)(job->x.stride * sizeof(int16_t));
+    job->rows_per_task = cached > FEWEST_ROWS ? cached / TILE_ROWS * TILE_ROWS : FEWEST_ROWS;
+    job->panels = (job->n + PANEL - 1) / PANEL;
+    int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
+    job->panels_per_task = (job->panels + wanted - 1) / wanted;
+    job->groups = (job->panels + job->panels_per_task - 1) / job->panels_per_task;
+    int tasks = (job->rows + job->rows_per_task - 1) / job->rows_per_task * job->groups;
+    return pool_run(pool, tasks, multiply_task, job, sizeof(struct desk));
+}
+
+EXPORT int trunkline_linear_quantized(struct pool *pool, const float *x, const void *weights, const float *bias,
+                                      float *y, int rows, int n, int k, int bits, int group, int scale_format,
+                                      int offsets) {
+    const struct layout at = lay_out(k, bits, group, scale_format, offsets);
+    int at_once = rows < ROWS_AT_ONCE ? rows : ROWS_AT_ONCE;
+    void *memory = pool_hold(pool, rounded_bytes(&at, at_once));
+    if (memory == NULL) return -1;
+    struct rounded rounded = place_rounded(&at, at_once, memory);
+    int failed = 0;
+    for (int first = 0; first < rows && !failed; first += at_once) {
+        struct round round = {x + (size_t)first * k, &at, rounded, rows - first, 1};
+        if (round.rows > at_once) round.rows = at_once;
+        if (k < BLOCK_NUMBERS) round.rows_per_task = BLOCK_NUMBERS / k;
+        int tasks = (round.rows + round.rows_per_task - 1) / round.rows_per_task;
+        struct product product = {
+            .at = at, .x = rounded, .weights = weights, .bias = bias, .y = y + (size_t)first * n, .rows = round.rows, .n = n,
+        };
+        failed = pool_run(pool, tasks, round_task, &round, 0) || multiply_rounded(pool, &product);
+    }
+    pool_release(pool);
+    return failed ? -1 : 0;
+}

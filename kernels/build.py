@@ -45,12 +45,15 @@ COMMON_FLAGS = (
     "-pthread",
     "-Wno-psabi",  # vectors are passed between inlined functions only
 )
+AVX2 = ("avx2", "fma", "f16c")
+EXTENSIONS = {  # of x86-64, by target, the fastest first: what a processor must have, as compilers call it
+    "avx512": (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"),
+    "avx2": AVX2,
+}
 TARGET_FLAGS = {  # never -march=native: the cache may be a network drive, shared by different machines
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    **{target: tuple(f"-m{name}" for name in names) for target, names in EXTENSIONS.items()},
     "baseline": (),  # SSE2 on x86-64, NEON on aarch64
 }
-
-
 LINK_FLAGS = ("-shared", "-pthread")
 X86 = ("x86_64", "AMD64")  # platform.machine()
 
@@ -63,20 +66,21 @@ class BuildError(Exception):
 
 def detect_target() -> str:
     """The key of TARGET_FLAGS that this processor runs fastest."""
-    return "avx2" if platform.machine() in X86 and _has_avx2() else "baseline"
+    present = _extensions() if platform.machine() in X86 else frozenset()
+    return next((target for target, names in EXTENSIONS.items() if present.issuperset(names)), "baseline")
 
 
 @cache
-def _has_avx2() -> bool:
-    """Whether this processor has all that TARGET_FLAGS["avx2"] uses."""
+def _extensions() -> frozenset[str]:
+    """What this processor has of EXTENSIONS, and more."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux: torch knows
+    except OSError:  # not Linux: torch knows, but not of VNNI
         import torch
 
-        return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        return frozenset(AVX2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else ())
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return {"avx2", "fma", "f16c"} <= set(flags)
+    return frozenset(flag.replace("avx512_", "avx512") for flag in flags)  # Linux says avx512_vnni
 
 
 def build_library(target: str | None = None) -> Path:

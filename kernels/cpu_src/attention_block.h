@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#include "vector.h"
+#include "vector16.h"
 
 enum { SPLIT = 512, BLOCK = 6 };
 enum { CACHE_LINE = 64, AHEAD = 32 }; /* bytes; tokens */
@@ -102,8 +102,8 @@ INLINE void score_tokens(const int count, const int octets, const int format, co
             size_t row = first + (size_t)d * pages->page_size;
             f32x8 low, high;
             if (octets == 2) {
-                struct f32x16 both = load_stored16(format, pages->keys, row);
-                low = both.low, high = both.high;
+                f32x16 both = load_stored16(format, pages->keys, row);
+                low = low8(both), high = high8(both);
             } else low = load_stored(format, pages->keys, row);
             UNROLL for (int i = 0; i < count; i++) {
                 f32x8 value = splat(q[i * D + d]);
@@ -178,15 +178,15 @@ INLINE void weigh_token(const int count, const int octets, const int format, con
     if (count < octets) {
         UNROLL for (int i = 0; i < count; i++) held[i] = splat(weight[(size_t)i * SPLIT]);
         UNROLL for (int octet = 0; octet < octets; octet += 2) {
-            struct f32x16 both = load_stored16(format, values, first + 8 * octet);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], both.low, sum[i][octet]);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet + 1] = fma8(held[i], both.high, sum[i][octet + 1]);
+            f32x16 both = load_stored16(format, values, first + 8 * octet);
+            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], low8(both), sum[i][octet]);
+            UNROLL for (int i = 0; i < count; i++) sum[i][octet + 1] = fma8(held[i], high8(both), sum[i][octet + 1]);
         }
     } else {
         if (octets == 1) held[0] = load_stored(format, values, first);
         UNROLL for (int octet = 0; octet + 2 <= octets; octet += 2) {
-            struct f32x16 both = load_stored16(format, values, first + 8 * octet);
-            held[octet] = both.low, held[octet + 1] = both.high;
+            f32x16 both = load_stored16(format, values, first + 8 * octet);
+            held[octet] = low8(both), held[octet + 1] = high8(both);
         }
         UNROLL for (int i = 0; i < count; i++) {
             f32x8 same = splat(weight[(size_t)i * SPLIT]);

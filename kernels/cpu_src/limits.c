@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "pool.h"
-#include "vector.h"
+#include "vector16.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -64,7 +64,10 @@ EXPORT uint64_t trunkline_read(struct pool *pool, const void *buffer, long bytes
 /* ---- multiplying: sums of 1 * 1, so that what comes out is how many products there were ---- */
 
 /* As wide as the operations' own arithmetic. `HIDE` makes a compiler believe that a register holds something new. */
-#if defined(__AVX__)
+#if LONG_VECTORS
+enum { WIDTH = 64, SUMS = 12 };
+#define HIDE(v) __asm__ volatile("" : "+v"(v))
+#elif defined(__AVX__)
 enum { WIDTH = 32, SUMS = 12 };
 #define HIDE(v) __asm__ volatile("" : "+x"(v))
 #elif defined(__x86_64__)
@@ -84,7 +87,9 @@ typedef int32_t ints __attribute__((vector_size(WIDTH)));
 
 /* sum + a * b */
 INLINE floats add_product(floats sum, floats a, floats b) {
-#if defined(__FMA__)
+#if LONG_VECTORS
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #elif defined(__aarch64__)
     return (floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
@@ -93,9 +98,11 @@ INLINE floats add_product(floats sum, floats a, floats b) {
 #endif
 }
 
-/* sum + the products of neighbours, added: one instruction and an addition on x86. */
+/* sum + the products of neighbours, added: one instruction and an addition on x86, without VNNI. */
 INLINE ints add_pairs(ints sum, shorts a, shorts b) {
-#if defined(__AVX2__)
+#if LONG_VECTORS
+    return (ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
     return sum + (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__x86_64__)
     return sum + (ints)_mm_madd_epi16((__m128i)a, (__m128i)b);

@@ -11,11 +11,11 @@
  */
 #include "operations.h"
 #include "pool.h"
-#include "vector.h"
+#include "vector16.h"
 
 enum {
     PANEL = 16,
-    TILE_ROWS = 6,
+    TILE_ROWS = LONG_VECTORS ? 12 : 6, /* as many sums as registers allow */
     K_BLOCK = 256,
     ROW_BLOCK = 192, /* rows of x that a task works on: they should stay in the cache while its panels pass */
 };
@@ -39,22 +39,15 @@ struct desk {
  * cache. Inlined once for every constant (rows, format). */
 INLINE void multiply_tile(const int rows, const int format, const float *x, int k, const void *block, int count,
                           const void *ahead, float (*total)[PANEL]) {
-    f32x8 sum[TILE_ROWS][2];
-    UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = splat(0);
+    f32x16 sum[TILE_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) sum[r] = splat16(0);
     for (int i = 0; i < count; i++) {
         size_t at = (size_t)i * PANEL;
         __builtin_prefetch((const char *)ahead + at * format_bytes(format), 0, 2);
-        f32x8 low = load_stored(format, block, at), high = load_stored(format, block, at + 8);
-        UNROLL for (int r = 0; r < rows; r++) {
-            f32x8 value = splat(x[(size_t)r * k + i]);
-            sum[r][0] = fma8(value, low, sum[r][0]);
-            sum[r][1] = fma8(value, high, sum[r][1]);
-        }
+        f32x16 weights = load_stored16(format, block, at);
+        UNROLL for (int r = 0; r < rows; r++) sum[r] = fma16(splat16(x[(size_t)r * k + i]), weights, sum[r]);
     }
-    UNROLL for (int r = 0; r < rows; r++) {
-        store(total[r], load(total[r]) + sum[r][0]);
-        store(total[r] + 8, load(total[r] + 8) + sum[r][1]);
-    }
+    UNROLL for (int r = 0; r < rows; r++) store16(total[r], add16(load16(total[r]), sum[r]));
 }
 
 INLINE void multiply_rows(const int format, int rows, const float *x, int k, const void *block, int count,
@@ -67,6 +60,14 @@ INLINE void multiply_rows(const int format, int rows, const float *x, int k, con
         case 4: ROWS(4);
         case 5: ROWS(5);
         case 6: ROWS(6);
+#if LONG_VECTORS
+        case 7: ROWS(7);
+        case 8: ROWS(8);
+        case 9: ROWS(9);
+        case 10: ROWS(10);
+        case 11: ROWS(11);
+        case 12: ROWS(12);
+#endif
 #undef ROWS
     }
 }

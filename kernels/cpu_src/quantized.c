@@ -13,14 +13,14 @@
 #include "operations.h"
 #include "pool.h"
 #include "quantized_layout.h"
-#include "vector.h"
+#include "vector16.h"
 
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 enum {
-    TILE_ROWS = 6,
+    TILE_ROWS = LONG_VECTORS ? 12 : 6, /* as many sums as registers allow */
     LARGEST = 32767,    /* of a rounded row */
     ROWS_AT_ONCE = 1024, /* bounds the memory for rounded rows */
     CACHED_BYTES = 256 * 1024, /* of rounded rows that a task works on: they should stay in the cache as panels pass */
@@ -31,10 +31,7 @@ enum {
     BLOCK_NUMBERS = 16384, /* less to round is not worth another thread's while */
 };
 
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int16_t i16x8 __attribute__((vector_size(16)));
-typedef int16_t i16x16 __attribute__((vector_size(32)));
 
 /* ---- rows of x, rounded ---- */
 
@@ -149,7 +146,7 @@ static void round_task(const void *argument, int task, void *scratch) {
 /* ---- the product ---- */
 
 /* sum[c] + weights[2 c] * x[0] + weights[2 c + 1] * x[1], for eight channels; x is a pair, eight times. */
-INLINE i32x8 add_products(i32x8 sum, i16x16 weights, i16x16 x) {
+INLINE i32x8 add_products8(i32x8 sum, i16x16 weights, i16x16 x) {
 #if defined(__AVX2__)
     sum += (i32x8)_mm256_madd_epi16((__m256i)weights, (__m256i)x);
     __asm__("" : "+x"(sum)); /* or the compiler reorders the sums, and runs out of registers */
@@ -165,53 +162,79 @@ INLINE i32x8 add_products(i32x8 sum, i16x16 weights, i16x16 x) {
 #endif
 }
 
-INLINE i16x16 splat_pair(const int16_t *x) {
-    int32_t pair;
-    memcpy(&pair, x, sizeof pair);
-    return (i16x16)(pair - (i32x8){0});
+/* The same for all channels of a panel. */
+INLINE i32x16 add_products(i32x16 sum, i16x32 weights, i16x32 x) {
+#if LONG_VECTORS
+    sum = (i32x16)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)weights, (__m512i)x);
+    __asm__("" : "+v"(sum)); /* as above */
+#else
+    sum.low = add_products8(sum.low, weights.low, x.low);
+    sum.high = add_products8(sum.high, weights.high, x.high);
+#endif
+    return sum;
 }
 
-INLINE i16x16 widen_signed(const void *from) {
+INLINE i16x32 splat_pair(const int16_t *x) {
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    i32x16 pairs = splat_int16(pair);
+#if LONG_VECTORS
+    return (i16x32)pairs;
+#else
+    return (i16x32){(i16x16)pairs.low, (i16x16)pairs.high};
+#endif
+}
+
+INLINE i16x16 widen_bytes16(const void *from, const int is_signed) {
     i8x16 bytes;
     memcpy(&bytes, from, sizeof bytes);
 #if defined(__AVX2__) /* one instruction, which GCC 12 does not find */
-    return (i16x16)_mm256_cvtepi8_epi16((__m128i)bytes);
+    return (i16x16)(is_signed ? _mm256_cvtepi8_epi16((__m128i)bytes) : _mm256_cvtepu8_epi16((__m128i)bytes));
 #else
-    return __builtin_convertvector(bytes, i16x16);
+    return is_signed ? __builtin_convertvector(bytes, i16x16) : __builtin_convertvector((u8x16)bytes, i16x16);
 #endif
 }
 
-INLINE i16x16 widen_unsigned(const void *from) {
-    u8x16 bytes;
-    memcpy(&bytes, from, sizeof bytes);
-#if defined(__AVX2__)
-    return (i16x16)_mm256_cvtepu8_epi16((__m128i)bytes);
+/* Thirty-two bytes as int16. */
+INLINE i16x32 widen_bytes(const char *from, const int is_signed) {
+#if LONG_VECTORS
+    __m256i bytes = _mm256_loadu_si256((const __m256i *)from);
+    return (i16x32)(is_signed ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
 #else
-    return __builtin_convertvector(bytes, i16x16);
+    return (i16x32){widen_bytes16(from, is_signed), widen_bytes16(from + 16, is_signed)};
 #endif
 }
 
-/* A pair of inputs of eight channels, in int16. `bits` is a constant wherever this is called; 16: a widened panel. */
-INLINE i16x16 load_pairs(const int bits, const char *step, int pair, int half) {
+/* A pair of inputs of all channels, in int16. `bits` is a constant wherever this is called; 16: a widened panel. */
+INLINE i16x32 load_pairs(const int bits, const char *step, int pair) {
+    i16x32 pairs;
     if (bits == 16) {
-        i16x16 wide;
-        memcpy(&wide, step + pair * 64 + half * 32, sizeof wide);
-        return wide;
+#if LONG_VECTORS
+        memcpy(&pairs, step + pair * 64, sizeof pairs);
+#else /* as a whole it would go through memory */
+        memcpy(&pairs.low, step + pair * 64, sizeof pairs.low);
+        memcpy(&pairs.high, step + pair * 64 + 32, sizeof pairs.high);
+#endif
+        return pairs;
     }
-    if (bits == 8) return widen_signed(step + pair * 32 + half * 16);
-    i16x16 both = widen_unsigned(step + half * 16);
-    return pair == 0 ? both & 15 : both >> 4;
+    if (bits == 8) return widen_bytes(step + pair * 32, 1);
+    pairs = widen_bytes(step, 0);
+#if LONG_VECTORS
+    return pair == 0 ? pairs & 15 : pairs >> 4;
+#else
+    return pair == 0 ? (i16x32){pairs.low & 15, pairs.high & 15} : (i16x32){pairs.low >> 4, pairs.high >> 4};
+#endif
 }
 
-/* Eight scales or offsets, from number `first` on. */
-INLINE f32x8 load_scale(const struct layout *at, const char *scales, int first) {
-    return at->scale_format == FLOAT32 ? load_stored(FLOAT32, scales, first) : load_stored(FLOAT16, scales, first);
+/* The scales of all channels, or the offsets behind them. */
+INLINE f32x16 load_scales(const struct layout *at, const char *scales, int first) {
+    return at->scale_format == FLOAT32 ? load_stored16(FLOAT32, scales, first) : load_stored16(FLOAT16, scales, first);
 }
 
 /* What a thread works with: the totals of its block of rows for one panel, and a block of the panel in int16. */
 struct desk {
     float total[ROWS_AT_ONCE][PANEL];
-    i16x16 widened[BLOCK * PANEL / 16];
+    i16x32 widened[BLOCK / 2];
 };
 
 /* total[r] += `rows` rows of x by spans first … end-1 of a panel, whose values begin at `values`, span after span `stride`
@@ -220,42 +243,38 @@ struct desk {
 INLINE void multiply_tile(const int rows, const int bits, const struct layout *at, struct rounded x, const char *panel,
                           const char *values, size_t stride, int first, int end, size_t ahead, float (*total)[PANEL]) {
     const enum offsets offsets = at->offsets;
+    const int chains = LONG_VECTORS && rows <= 4 ? 2 : 1; /* of additions: one of few rows waits for itself */
     float block[TILE_ROWS][PANEL] = {0};
     for (int span = first; span < end; span++, values += stride) {
         const char *step = values, *scales = panel + span * at->scale_stride;
         const int16_t *numbers = x.numbers + (size_t)span * at->span;
-        i32x8 sum[TILE_ROWS][2];
+        i32x16 sum[TILE_ROWS][2];
         UNROLL for (int r = 0; r < rows; r++) {
-            sum[r][0] = (i32x8){0};
-            if (offsets == CENTRED) sum[r][0] = x.sums[(size_t)r * at->spans + span].centred - (i32x8){0};
-            sum[r][1] = sum[r][0];
+            sum[r][0] = splat_int16(offsets == CENTRED ? x.sums[(size_t)r * at->spans + span].centred : 0);
+            sum[r][1] = splat_int16(0);
         }
         __builtin_prefetch(scales + ahead, 0, 2);
         for (int steps = steps_of(at, span); steps > 0; steps--, step += STEP * PANEL * bits / 8, numbers += STEP) {
             __builtin_prefetch(step + ahead, 0, 2);
             UNROLL for (int pair = 0; pair < 2; pair++) {
-                i16x16 low = load_pairs(bits, step, pair, 0), high = load_pairs(bits, step, pair, 1);
+                i16x32 weights = load_pairs(bits, step, pair);
                 UNROLL for (int r = 0; r < rows; r++) {
-                    i16x16 number = splat_pair(numbers + r * x.stride + 2 * pair);
-                    sum[r][0] = add_products(sum[r][0], low, number);
-                    sum[r][1] = add_products(sum[r][1], high, number);
+                    i16x32 number = splat_pair(numbers + r * x.stride + 2 * pair);
+                    sum[r][pair % chains] = add_products(sum[r][pair % chains], weights, number);
                 }
             }
         }
-        UNROLL for (int half = 0; half < 2; half++) {
-            f32x8 scale = load_scale(at, scales, half * 8), offset = splat(0);
-            if (offsets == STORED) offset = load_scale(at, scales, PANEL + half * 8);
-            UNROLL for (int r = 0; r < rows; r++) {
-                f32x8 so_far = load(block[r] + half * 8);
-                so_far = fma8(scale, __builtin_convertvector(sum[r][half], f32x8), so_far);
-                if (offsets == STORED)
-                    so_far = fma8(offset, splat(x.sums[(size_t)r * at->spans + span].stored), so_far);
-                store(block[r] + half * 8, so_far);
-            }
+        f32x16 scale = load_scales(at, scales, 0), offset = splat16(0);
+        if (offsets == STORED) offset = load_scales(at, scales, PANEL);
+        UNROLL for (int r = 0; r < rows; r++) {
+            i32x16 whole = chains == 2 ? add_int16(sum[r][0], sum[r][1]) : sum[r][0];
+            f32x16 so_far = fma16(scale, float_of16(whole), load16(block[r]));
+            if (offsets == STORED)
+                so_far = fma16(offset, splat16(x.sums[(size_t)r * at->spans + span].stored), so_far);
+            store16(block[r], so_far);
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < PANEL; c += 8) store(total[r] + c, load(total[r] + c) + load(block[r] + c));
+    for (int r = 0; r < rows; r++) store16(total[r], add16(load16(total[r]), load16(block[r])));
 }
 
 typedef void tile_function(const struct layout *, struct rounded, const char *panel, const char *values, size_t stride,
@@ -272,26 +291,40 @@ TILES(4)
 TILES(8)
 TILES(16)
 #undef TILES
+#if LONG_VECTORS
+#define TILES(BITS) TILE(BITS, 7) TILE(BITS, 8) TILE(BITS, 9) TILE(BITS, 10) TILE(BITS, 11) TILE(BITS, 12)
+TILES(4)
+TILES(8)
+TILES(16)
+#undef TILES
+#endif
 #undef TILE
 
 static tile_function *find_tile(int bits, int rows) {
+#if LONG_VECTORS
+#define MORE_TILES(BITS)                                                                                               \
+    , multiply_##BITS##_7, multiply_##BITS##_8, multiply_##BITS##_9, multiply_##BITS##_10, multiply_##BITS##_11,       \
+        multiply_##BITS##_12
+#else
+#define MORE_TILES(BITS)
+#endif
 #define TILES(BITS)                                                                                                    \
     {multiply_##BITS##_1, multiply_##BITS##_2, multiply_##BITS##_3, multiply_##BITS##_4, multiply_##BITS##_5,          \
-     multiply_##BITS##_6}
+     multiply_##BITS##_6 MORE_TILES(BITS)}
     static tile_function *const tiles[3][TILE_ROWS] = {TILES(4), TILES(8), TILES(16)};
 #undef TILES
+#undef MORE_TILES
     return tiles[bits / 8][rows - 1];
 }
 
 /* The values of some spans of a panel in int16, without gaps. Meanwhile what lies `ahead` bytes further is fetched. */
-static void widen_spans(const struct layout *at, const char *values, int first, int end, size_t ahead, i16x16 *to) {
+static void widen_spans(const struct layout *at, const char *values, int first, int end, size_t ahead, i16x32 *to) {
     for (int span = first; span < end; span++, values += at->value_stride) {
         const char *step = values;
         for (int steps = steps_of(at, span); steps > 0; steps--, step += at->step_bytes) {
             __builtin_prefetch(step + ahead, 0, 2);
             for (int pair = 0; pair < 2; pair++)
-                for (int half = 0; half < 2; half++)
-                    *to++ = at->bits == 8 ? load_pairs(8, step, pair, half) : load_pairs(4, step, pair, half);
+                *to++ = at->bits == 8 ? load_pairs(8, step, pair) : load_pairs(4, step, pair);
         }
     }
 }

@@ -32,7 +32,7 @@ struct layout {
     size_t header, step_bytes, scale_stride, value_stride, panel_bytes;
 };
 
-static struct layout lay_out(int k, int bits, int group, int scale_format, int offsets) {
+INLINE struct layout lay_out(int k, int bits, int group, int scale_format, int offsets) {
     struct layout at = {.k = k, .bits = bits, .group = group, .scale_format = scale_format, .offsets = offsets};
     at.header = PANEL * format_bytes(scale_format) * (offsets == STORED ? 2 : 1);
     at.step_bytes = STEP * PANEL * bits / 8;
@@ -54,7 +54,7 @@ static struct layout lay_out(int k, int bits, int group, int scale_format, int o
     return at;
 }
 
-static int steps_of(const struct layout *at, int span) {
+INLINE int steps_of(const struct layout *at, int span) {
     int inputs = at->k - span * at->span;
     return ((inputs < at->span ? inputs : at->span) + STEP - 1) / STEP;
 }

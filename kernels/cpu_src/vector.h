@@ -121,24 +121,6 @@ INLINE f32x8 load_stored(const int format, const void *from, size_t index) {
     return (f32x8)(__builtin_convertvector(stored, i32x8) << 16);
 }
 
-struct f32x16 {
-    f32x8 low, high;
-};
-
-/* Sixteen of them: bytes are widened at half the cost. */
-INLINE struct f32x16 load_stored16(const int format, const void *from, size_t index) {
-#if defined(__AVX2__) && defined(__F16C__)
-    if (format == FLOAT8) { /* as in load_float8 */
-        __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)((const uint8_t *)from + index)));
-        __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
-        halves = _mm256_or_si256(halves, _mm256_cmpeq_epi16(wide, _mm256_set1_epi16(0x7f)));
-        return (struct f32x16){(f32x8)_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-                               (f32x8)_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
-    }
-#endif
-    return (struct f32x16){load_stored(format, from, index), load_stored(format, from, index + 8)};
-}
-
 INLINE float load_one(int format, const void *from, size_t index) {
     if (format == FLOAT32) return ((const float *)from)[index];
     u16x8 stored = {((const uint16_t *)from)[index]};

@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from trunkline.kernels.build import BuildError, build_library, detect_target
+from trunkline.kernels.build import TARGET_FLAGS, BuildError, build_library, detect_target
 from trunkline.kernels.cpu import CpuKernels
 from trunkline.kernels.interface import Batch, Kernels, KvPages, make_batch
 from trunkline.step import SharedRun
 
 THIS_MACHINE = detect_target()
-TARGETS = [
-    pytest.param(THIS_MACHINE, id=THIS_MACHINE),
-    *([pytest.param("baseline", id="baseline", marks=pytest.mark.slow)] if THIS_MACHINE != "baseline" else []),
-]
+HERE = list(TARGET_FLAGS)[list(TARGET_FLAGS).index(THIS_MACHINE) :]  # all that this machine can run, the fastest first
+TARGETS = [pytest.param(target, marks=[pytest.mark.slow] * (target != THIS_MACHINE)) for target in HERE]
 STORAGE = {
     torch.float32: 1e-6,
     torch.float16: 2e-3,

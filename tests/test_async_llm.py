@@ -54,7 +54,7 @@ async def idle(llm: AsyncLLM) -> dict[str, Any]:
 
 async def test_outputs_grow_to_the_whole(llm: AsyncLLM) -> None:
     text, num_outputs = "", 0
-    sampling = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)  # too many to arrive all at once
+    sampling = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)  # too many to arrive all at once
     async for output in llm.generate("hello world", sampling):
         (completion,) = output.outputs
         text += completion.delta
@@ -63,7 +63,7 @@ async def test_outputs_grow_to_the_whole(llm: AsyncLLM) -> None:
         assert output.prompt == "hello world"
         assert output.prompt_token_ids == tuple(llm.tokenizer.encode("hello world"))
     assert output.finished
-    assert (completion.finish_reason, len(completion.token_ids)) == ("length", 200)
+    assert (completion.finish_reason, len(completion.token_ids)) == ("length", 2000)
     assert num_outputs > 1, "it streams"
 
 

@@ -134,6 +134,20 @@ def test_logits_are_those_of_the_weights_that_the_format_stands_for(
     assert worst < (1e-4 if quantization == "none" else 5e-3), "activations are rounded to 16 bits beside integers"
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "Q4_1"])
+def test_int8_is_made_of_every_matrix_as_the_checkpoint_means_it(files: Callable[[str], Path], kind: str) -> None:
+    checkpoint = opened(files(kind))
+    form = choose_format(checkpoint, ReferenceKernels(), dtype="auto", quantization="int8")
+    for (name, plain), (same, stored) in zip(checkpoint.tensors(), form.tensors(checkpoint), strict=True):
+        assert name == same
+        if plain.ndim == 1:
+            assert isinstance(stored, torch.Tensor) and torch.equal(stored, plain)
+        else:
+            assert isinstance(stored, QuantizedMatrix) and stored.group == plain.shape[1]
+            steps = (stored.dequantize() - plain.float()).abs() / stored.scale
+            assert steps.max() <= 0.501 and stored.value.abs().amax(dim=1).eq(127).all(), name
+
+
 def test_formats_are_told_apart_and_leave_keys_and_values_alone(files: Callable[[str], Path]) -> None:
     """KV on disk must not be found by other weights; and a page takes what it took."""
     need_compiler()

@@ -29,7 +29,7 @@ from trunkline.errors import ConfigError
 from trunkline.kernels.build import build_library, detect_target
 from trunkline.kernels.interface import Activation, Batch, Int32, KvPages, PackedLinear
 from trunkline.kernels.program import ADDRESSES, NUMBERS, CpuProgram, Recorder, name_of_call
-from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix
+from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix, dequantized
 from trunkline.step import SPLIT
 
 HUGE_PAGE = 2 * 2**20  # bytes
@@ -132,14 +132,12 @@ class CpuKernels:
 
     def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
         """Panels of output channels: [N / panel, K, panel], see cpu_src/linear.c; of integers, [N / panel, bytes of a panel], see
-        cpu_src/quantized.c."""
+        cpu_src/quantized_layout.h."""
         assert all(weight.shape[1] == weights[0].shape[1] for weight in weights), [weight.shape for weight in weights]
         integers = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
         if len(integers) == len(weights):
             return self._pack_integers(integers)
-        return self._pack_plain(
-            [weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights], dtype
-        )
+        return self._pack_plain(dequantized(weights), dtype)
 
     def _pack_plain(self, weights: Sequence[Tensor], dtype: torch.dtype) -> PackedLinear:
         panel, k, n = self._panel, weights[0].shape[1], sum(len(weight) for weight in weights)
@@ -356,7 +354,7 @@ def _is(tensor: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> bool
 
 
 def _layout(integers: IntegerFormat) -> tuple[int, int, int, int]:
-    """As cpu_src/quantized.c wants it."""
+    """As cpu_src/quantized_layout.h wants it."""
     return integers.bits, integers.group, FORMATS[integers.scale_dtype], integers.offsets
 
 

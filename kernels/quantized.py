@@ -8,7 +8,7 @@ so in the smallest `IntegerFormat` that holds all of a stack exactly.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -108,6 +108,11 @@ def _offsets_of(matrices: Sequence[QuantizedMatrix]) -> Offsets:
     if all(matrix.offset is not None and torch.equal(matrix.offset, -CENTRE * matrix.scale) for matrix in matrices):
         return Offsets.CENTRED
     return Offsets.STORED
+
+
+def dequantized(weights: Iterable[Tensor | QuantizedMatrix]) -> list[Tensor]:
+    """Plain tensors as they are, the others in float32: for whoever can't multiply by integers."""
+    return [weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights]
 
 
 def quantize_int8(weight: Tensor) -> QuantizedMatrix:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear, Unrecorded
-from trunkline.kernels.quantized import QuantizedMatrix
+from trunkline.kernels.quantized import QuantizedMatrix, dequantized
 
 
 class ReferenceKernels:
@@ -42,8 +42,7 @@ class ReferenceKernels:
         return True
 
     def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
-        plain = (weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights)
-        stacked = torch.cat([weight.to(dtype) for weight in plain])
+        stacked = torch.cat([weight.to(dtype) for weight in dequantized(weights)])
         return PackedLinear(stacked, n=stacked.shape[0], k=stacked.shape[1])
 
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -4,8 +4,7 @@
     runner.allocate(num_pages, page_size)
     logits = runner.forward(plan, plan.token_ids)        # float32 [L, V], one row for each of plan.rows
 
-It does not sample, and knows of a request only its rows and pages. `ModelRunner.forward` is the seam at which a whole
-step could become one compiled call.
+It does not sample, and knows of a request only its rows and pages.
 """
 
 import numpy as np

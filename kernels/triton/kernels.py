@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trunkline.errors import ConfigError
 from trunkline.kernels.interface import Activation, Batch, KvPages, PackedLinear, Unrecorded
-from trunkline.kernels.quantized import QuantizedMatrix
+from trunkline.kernels.quantized import QuantizedMatrix, dequantized
 from trunkline.kernels.triton import activation as activations
 from trunkline.kernels.triton import attention as paged_attention
 from trunkline.kernels.triton import embedding, interpreter, norm, rotary
@@ -71,8 +71,7 @@ class TritonKernels:
     def pack_linear(self, weights: Sequence[Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
         """[N, K], as they are; integers are dequantized."""
         assert dtype == self.activation_dtype, f"weights in {dtype}, activations in {self.activation_dtype}"
-        plain = (weight.dequantize() if isinstance(weight, QuantizedMatrix) else weight for weight in weights)
-        stacked = torch.cat([weight.to(self.device, dtype) for weight in plain])
+        stacked = torch.cat([weight.to(self.device, dtype) for weight in dequantized(weights)])
         return PackedLinear(stacked, n=stacked.shape[0], k=stacked.shape[1])
 
     def kv_dtype(self, dtype: torch.dtype) -> torch.dtype:

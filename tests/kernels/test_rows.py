@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.kernels.factories import STORAGE, TARGETS, Heads, Requests, assert_close, compiled, random
 from trunkline.kernels.interface import Activation, Kernels
@@ -136,6 +137,18 @@ def test_embeddings_of_a_part_of_the_vocabulary(target: str, dtype: torch.dtype)
     assert torch.equal(outputs[0][1], weights[0].to(dtype).float()) and not outputs[0][[0, 2, 4, 5, 6]].any()
 
 
+def stored_values(numbers: Tensor, dtype: torch.dtype, target: str) -> Tensor:
+    """What `numbers`, [rows, 8], become in pages of `dtype`: [rows, 8]; bytes, if it has eight bits."""
+    requests = Requests([len(numbers)], Heads(query=1, kv=1, dim=8))
+    requests.qkv[0][:, 16:] = numbers
+    kv = requests.allocate(compiled(target), dtype)
+    batch = requests.batch(requests.everything())
+    compiled(target).rotate_and_store(requests.rows(requests.everything()), requests.rope, batch, kv, 0)
+    slots = batch.slots.long()
+    values = kv.values[0].view(torch.uint8) if dtype.itemsize == 1 else kv.values[0]
+    return values[slots // 16, 0, slots % 16]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_float16_storage_rounds_to_nearest_even(target: str) -> None:
     """All kinds of float16 numbers, their neighbours and the ties between them; what is too large becomes the largest."""
@@ -145,13 +158,7 @@ def test_float16_storage_rounds_to_nearest_even(target: str) -> None:
         [halves, halves + step / 10, halves + step / 2, -halves, torch.tensor([65519.0, 65520.0, 1e30, -1e30])]
     )
     numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % 8)).view(-1, 8)
-    requests = Requests([len(numbers)], Heads(query=1, kv=1, dim=8))
-    requests.qkv[0][:, 16:] = numbers
-    kv = requests.allocate(compiled(target), torch.float16)
-    batch = requests.batch(requests.everything())
-    compiled(target).rotate_and_store(requests.rows(requests.everything()), requests.rope, batch, kv, 0)
-    slots = batch.slots.long()
-    stored = kv.values[0, slots // 16, 0, slots % 16]
+    stored = stored_values(numbers, torch.float16, target)
     assert torch.equal(stored, numbers.clamp(-65504, 65504).half())
 
 
@@ -165,12 +172,6 @@ def test_float8_storage_equals_torchs(target: str) -> None:
     near = torch.cat([ties, ties.nextafter(torch.tensor(0.0)), ties.nextafter(torch.tensor(1e3)), random(2**12)])
     numbers = torch.cat([halves, bits.view(torch.float32), near, -near])
     numbers = torch.nn.functional.pad(numbers, (0, -len(numbers) % 8)).view(-1, 8)
-    requests = Requests([len(numbers)], Heads(query=1, kv=1, dim=8))
-    requests.qkv[0][:, 16:] = numbers
-    kv = requests.allocate(compiled(target), torch.float8_e4m3fn)
-    batch = requests.batch(requests.everything())
-    compiled(target).rotate_and_store(requests.rows(requests.everything()), requests.rope, batch, kv, 0)
-    slots = batch.slots.long()
-    stored = kv.values[0].view(torch.uint8)[slots // 16, 0, slots % 16]
+    stored = stored_values(numbers, torch.float8_e4m3fn, target)
     expected = numbers.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
     assert torch.equal(stored, expected.where(~numbers.isnan(), 0x7F))

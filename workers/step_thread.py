@@ -16,16 +16,18 @@ class StepThread(Generic[T]):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trunkline-worker")
         self._unfinished: set[Future[T]] = set()
 
-    def submit(self, run: Callable[[Plan], T], plan: Plan, *, depth: int) -> Future[T]:
+    def submit(self, run: Callable[[Plan], T], plan: Plan, *, depth: int, when_asked: bool = False) -> Future[T]:
         """Call `run(plan)` on the thread, now or behind the step that runs.
 
-        depth  steps that may be unfinished besides this one
+        depth       steps that may be unfinished besides this one
+        when_asked  not on the thread, but on the one that asks for the result, and only then: two hand-overs less
 
         Raises ValueError if there are more.
         """
         if len(self._unfinished) > depth:
             raise ValueError(f"Step {plan.step} is one too many: at most {depth + 1} may be unfinished.")
-        handle = self._executor.submit(run, plan)
+        assert not (when_asked and self._unfinished), "steps keep their order"
+        handle = _RunWhenAsked(run, plan) if when_asked else self._executor.submit(run, plan)
         self._unfinished.add(handle)
         return handle
 
@@ -36,3 +38,20 @@ class StepThread(Generic[T]):
     def close(self) -> None:
         """Let the step that runs end, and drop the others."""
         self._executor.shutdown(cancel_futures=True)
+
+
+class _RunWhenAsked(Future[T]):
+    """A step that runs in `result`. One that is interrupted (Ctrl-C, an alarm) runs again when it is asked for again."""
+
+    def __init__(self, run: Callable[[Plan], T], plan: Plan) -> None:
+        super().__init__()
+        self._run = run
+        self._plan = plan
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self.done():
+            try:
+                self.set_result(self._run(self._plan))
+            except Exception as error:  # noqa: BLE001 (raised below, again and again)
+                self.set_exception(error)
+        return super().result(timeout)

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from trunkline.workers.gpu_worker import GpuWorker
     from trunkline.workers.group import GroupWorker
 
+SHORT_STEP = 64  # token rows: some milliseconds, of which two hand-overs from thread to thread would be felt
+
 
 def load_worker(
     config: EngineConfig,
@@ -136,7 +138,7 @@ def load_part(
         return gpu.worker(num_pages, **attributes)
     assert isinstance(runner, ModelRunner)
     runner.allocate(num_pages, page_size)
-    return LocalWorker(runner, num_pages=num_pages, **attributes)
+    return LocalWorker(runner, num_pages=num_pages, starts_at_once=ranks.size > 1, **attributes)
 
 
 class Attributes(TypedDict):
@@ -170,7 +172,7 @@ def _digest(*parts: str) -> bytes:
 
 
 class LocalWorker:
-    """A Worker (see trunkline/step.py) that runs its steps on one thread of its own, in the order of `submit`.
+    """A Worker (see trunkline/step.py) that runs its steps in the order of `submit`, on one thread of its own, or in `wait`.
 
     dtype           storage of the weights, e.g. "float16"
     device          for people, e.g. "cpu (2 threads, compiled kernels for avx2)"
@@ -178,6 +180,7 @@ class LocalWorker:
     eos_token_ids   any of them ends the text
     max_model_len   tokens of one request, prompt and output together
     tokenizer       the checkpoint's; grammars are compiled for its vocabulary. None: no grammars
+    starts_at_once  no step waits for `wait`, since others compute it too
 
     depth 0, the default, is right where the CPU is the device: planning ahead would take the cores from the step
     itself, and compute one token too many for every request that ends. depth 1 pays where cores are left over.
@@ -195,6 +198,7 @@ class LocalWorker:
         num_host_slots: int = 0,
         fingerprint: str = "",
         tokenizer: Tokenizer | None = None,
+        starts_at_once: bool = False,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
@@ -209,12 +213,16 @@ class LocalWorker:
         self.max_model_len = max_model_len
         self.tokenizer = tokenizer
         self._runner: ModelRunner | None = runner
+        self._starts_at_once = starts_at_once
         self._thread = StepThread[StepResult]()
-        self._previous: StepResult | None = None  # of the step that ran last; only the thread touches it
+        self._previous: StepResult | None = None  # of the step that ran last; only a step touches it
 
     def submit(self, plan: Plan) -> Future[StepResult]:
-        """Start the step, or queue it behind the one that runs."""
-        return self._thread.submit(self._run, plan, depth=self.depth)
+        """Start the step, or queue it behind the one that runs. A short one that nothing can go on beside waits for `wait`."""
+        alone = not self.depth and not self._starts_at_once and plan.masks is None
+        return self._thread.submit(
+            self._run, plan, depth=self.depth, when_asked=alone and plan.num_tokens <= SHORT_STEP
+        )
 
     def wait(self, handle: Future[StepResult]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.

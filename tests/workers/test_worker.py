@@ -1,7 +1,9 @@
 """The worker: steps on a real tiny model, and tokens still unknown to a plan on a runner that only counts."""
 
+import threading
 import time
-from dataclasses import dataclass
+from concurrent.futures import wait as wait_for_any
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +16,7 @@ from trunkline.errors import ConfigError, ModelError
 from trunkline.models.tokenizer import load_tokenizer
 from trunkline.sampling import SamplingParams
 from trunkline.step import LogitsRow, Plan, StepResult
-from trunkline.workers.worker import LocalWorker, load_worker, resolve_futures
+from trunkline.workers.worker import SHORT_STEP, LocalWorker, load_worker, resolve_futures
 
 GREEDY = SamplingParams(temperature=0)
 PAGE_SIZE = 16
@@ -379,4 +381,70 @@ def test_a_wait_that_was_interrupted_can_be_repeated():
     handle = worker.submit(decode(3))
     assert [worker.wait(handle).token_ids.tolist() for _ in range(2)] == [[4], [4]]
     worker.wait(worker.submit(decode(3)))
+    worker.close()
+
+
+class ThreadRunner(CountingRunner):
+    """Notes on which threads it runs; is interrupted there as often as `interruptions` says."""
+
+    def __init__(self, interruptions: int = 0) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+        self.interruptions = interruptions
+
+    def forward(self, plan: Plan, token_ids) -> torch.Tensor:
+        self.threads.append(threading.current_thread())
+        if self.interruptions:
+            self.interruptions -= 1
+            raise KeyboardInterrupt
+        return super().forward(plan, token_ids)
+
+
+def make_thread_worker(runner, depth=0, *, starts_at_once=False):
+    return LocalWorker(
+        runner, num_pages=8, page_size=PAGE_SIZE, max_model_len=64, depth=depth, starts_at_once=starts_at_once
+    )
+
+
+@pytest.mark.parametrize(
+    ("depth", "num_tokens", "masked", "on_a_thread"),
+    [
+        (0, 1, False, False),
+        (0, SHORT_STEP, False, False),
+        (0, SHORT_STEP + 1, False, True),  # what is long may be told to stop by the thread that waits
+        (0, 1, True, True),  # masks are filled meanwhile
+        (1, 1, False, True),  # the next step is planned meanwhile
+    ],
+)
+def test_a_short_step_that_nothing_goes_on_beside_runs_where_it_is_waited_for(
+    depth: int, num_tokens: int, masked: bool, on_a_thread: bool
+) -> None:
+    runner = ThreadRunner()
+    worker = make_thread_worker(runner, depth)
+    plan = make_plan((Request([3] * num_tokens, pages=list(range(8))), num_tokens))
+    if masked:
+        plan = replace(plan, masks=SimpleNamespace(wait=lambda: np.full((1, 1), -1, np.int32)))
+    handle = worker.submit(plan)
+    worker.wait(handle)
+    assert [thread is not threading.current_thread() for thread in runner.threads] == [on_a_thread]
+    worker.close()
+
+
+def test_a_step_that_others_compute_too_starts_at_once() -> None:
+    runner = ThreadRunner()
+    worker = make_thread_worker(runner, starts_at_once=True)
+    assert wait_for_any([worker.submit(decode(3))]).done, "nobody has asked for it"
+    worker.close()
+
+
+def test_a_step_that_was_interrupted_where_it_is_waited_for_runs_again() -> None:
+    runner = ThreadRunner(interruptions=1)
+    worker = make_thread_worker(runner)
+    handle = worker.submit(decode(3))
+    with pytest.raises(KeyboardInterrupt):
+        worker.wait(handle)
+    with pytest.raises(ValueError, match="one too many"):
+        worker.submit(decode(5))
+    assert worker.wait(handle).token_ids.tolist() == [4]
+    assert worker.wait(worker.submit(decode(5))).token_ids.tolist() == [6]
     worker.close()

@@ -73,22 +73,24 @@ def make_batch(
     Raises ValueError if they would lead a kernel outside the `num_pages` pages, or requests share what they do not have in
     common: kernels trust a Batch.
     """
-    requests = np.repeat(np.arange(len(context_len)), np.diff(query_start))
+    lengths = query_start[1:] - query_start[:-1]
+    requests = np.repeat(np.arange(len(context_len)), lengths)
+    cached = context_len - lengths
     if len(requests) != len(positions) or query_start[0] != 0:
         raise ValueError(
             f"query_start {query_start} does not cut {len(positions)} rows into {len(context_len)} requests."
         )
     if page_table.min() < 0 or page_table.max() >= num_pages:
         raise ValueError(f"The page table names pages {page_table.min()} to {page_table.max()}; there are {num_pages}.")
-    if context_len.max() > page_table.shape[1] * page_size or (positions < 0).any():
+    if context_len.max() > page_table.shape[1] * page_size or positions.min() < 0:
         raise ValueError(
             f"{page_table.shape[1]} pages of {page_size} tokens are too few for context_len {context_len}."
         )
-    if (positions >= context_len[requests]).any() or (np.diff(query_start) > context_len).any():
+    if (positions >= context_len[requests]).any() or cached.min() < 0:
         raise ValueError(f"positions {positions} reach beyond context_len {context_len}.")
-    pages = page_table[requests, positions // page_size]
-    slots = pages * page_size + positions % page_size
-    readers, runs = _shared(shared, context_len - np.diff(query_start), page_table, page_size)
+    index, place = np.divmod(positions, page_size)
+    slots = page_table[requests, index] * page_size + place
+    readers, runs = _shared(shared, cached, page_table, page_size)
 
     def tensor(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int32))
@@ -107,7 +109,7 @@ def make_batch(
 def _shared(
     shared: Sequence[SharedRun], num_cached: Int32, page_table: Int32, page_size: int
 ) -> tuple[npt.NDArray[np.int8], Int32]:
-    """`readers` and `runs` of a Batch."""
+    """`readers` and `runs` of a Batch. num_cached: tokens of each request that were there before this step."""
     readers = np.zeros((len(shared), len(page_table)), np.int8)
     runs = np.array([run[1:] for run in shared], np.int32).reshape(-1, 2)
     for index, (requests, start, end) in enumerate(shared):

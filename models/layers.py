@@ -6,7 +6,7 @@ part (split.py), and a part that ends in a sum over inputs adds the others' to i
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ class Activations:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them, in the order above."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return self.hidden, self.branch, self.normed, self.qkv, self.attended, self.gate_up, self.gated
 
     def cut(self, rows: int) -> "Activations":
         """The same memory, the first `rows` rows."""

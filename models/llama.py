@@ -54,7 +54,7 @@ class LlamaModel:
         self._norm = loader.vector("model.norm.weight")
         self._head = self._embedding if config.tie_word_embeddings else loader.matrix("lm_head.weight", rows)
         loader.finish()
-        self._activations = Activations.allocate(config, 1, kernels.activation_dtype, kernels.device)
+        self._activations = self._cut = Activations.allocate(config, 1, kernels.activation_dtype, kernels.device)
         alone = loader.collectives.size == 1  # sums over ranks are no operations of the kernels
         self._program: Program = kernels.new_program() if alone else Unrecorded()
 
@@ -67,21 +67,34 @@ class LlamaModel:
         if rows > len(self._activations.hidden):
             kernels = self._kernels
             self._activations = Activations.allocate(self.config, rows, kernels.activation_dtype, kernels.device)
+            self._cut = self._activations
 
-    def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor | None) -> Tensor:
         """Logits [L, V] of the `wanted` rows, int32 or int64 [L], on every rank; writes the keys and values of all T rows into their pages.
 
         ids     int32 [T], each 0 … V-1
+        wanted  None: all rows, as where each request generates a token
         batch   after `Kernels.prepare`; its positions must be within what `grow_rope` was told of
         """
         self.grow_activations(len(ids))
-        a = self._activations.cut(len(ids))
+        a = self._rows(len(ids))
         a.hidden.zero_()
         self._kernels.embed(ids, self._embedding, out=a.branch, first_id=self._first_id)
         self._collectives.all_reduce(a.branch)
         fixed = (*a.tensors(), self._rope.table, kv.keys, kv.values)
         self._program(lambda: self._run_blocks(a, batch, kv), batch, fixed)
-        return self._logits(a.hidden[wanted] + a.branch[wanted])
+        if wanted is None:
+            return self._logits(self.last_hidden(len(ids)))
+        hidden = a.hidden[wanted] + a.branch[wanted]
+        normed = torch.empty_like(hidden)
+        self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps, out=normed)
+        return self._logits(normed)
+
+    def _rows(self, rows: int) -> Activations:
+        """The first of them. Steps of the same number follow one another: it need not be cut each time."""
+        if len(self._cut.hidden) != rows:
+            self._cut = self._activations.cut(rows)
+        return self._cut
 
     def _run_blocks(self, a: Activations, batch: Batch, kv: KvPages) -> None:
         for block in self._blocks:
@@ -90,15 +103,13 @@ class LlamaModel:
     def last_hidden(self, rows: int) -> Tensor:
         """Hidden states [rows, H] after the last norm, of all rows of the step that `forward` computed last, on every rank.
         They last until the next `forward`."""
-        a = self._activations.cut(rows)
+        a = self._rows(rows)
         self._kernels.add_rms_norm(a.branch, a.hidden, self._norm, self.config.rms_norm_eps, out=a.normed)
         a.branch.zero_()  # it is added
         return a.normed
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        normed = torch.empty_like(hidden)
-        logits = hidden.new_empty(len(hidden), self._head.n, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps, out=normed)
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits = normed.new_empty(len(normed), self._head.n, dtype=torch.promote_types(normed.dtype, torch.float32))
         self._kernels.linear(normed, self._head, out=logits)
         if self._collectives.size == 1:
             return logits

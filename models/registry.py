@@ -19,7 +19,7 @@ class Model(Protocol):
 
     config: "ModelConfig"
 
-    def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor") -> "Tensor":
+    def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor | None") -> "Tensor":
         """See llama.LlamaModel.forward."""
 
     def last_hidden(self, rows: int) -> "Tensor":

@@ -140,7 +140,8 @@ class ModelRunner:
         )
         device = self.kernels.device
         ids = torch.from_numpy(np.array(token_ids, np.int32)).to(device)
-        wanted = torch.tensor([row.at for row in plan.rows], dtype=torch.int64).to(device)
+        at = [row.at for row in plan.rows]
+        wanted = None if at == list(range(len(ids))) else torch.tensor(at, dtype=torch.int64).to(device)
         self.model.grow_rope(int(plan.context_len.max()))
         return self.model.forward(ids, self.kernels.prepare(batch, self._kv), self._kv, wanted)
 

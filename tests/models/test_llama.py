@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from tests.tiny import VOCAB_SIZE, tiny_gguf, tiny_model
 from tests.workers.plans import PAGE_SIZE, Chunk, need_compiler, pages_for, run, tiny_runner
 from trunkline.config import ModelSource
 from trunkline.errors import ModelError
-from trunkline.kernels.interface import make_batch
+from trunkline.kernels.interface import Kernels, make_batch
 from trunkline.kernels.reference import ReferenceKernels
+from trunkline.kernels.select import cpu_kernels
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader, RopeTable
@@ -60,8 +61,13 @@ def compiled_logits(runner: ModelRunner) -> Tensor:
 
 def oracle_logits(checkpoint: Checkpoint) -> Tensor:
     """The same in float64, in one step."""
-    kernels, config, count = ReferenceKernels(torch.float64), checkpoint.config, len(PROMPT)
-    model = LlamaModel(config, Loader(checkpoint.tensors(), kernels, torch.float64))
+    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), ReferenceKernels(torch.float64), torch.float64))
+    return whole_prompt(model, ReferenceKernels(torch.float64), torch.float64)(torch.arange(len(PROMPT)))
+
+
+def whole_prompt(model: LlamaModel, kernels: Kernels, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor]:
+    """Logits of the rows of PROMPT that are wanted, in one step."""
+    config, count = model.config, len(PROMPT)
     num_pages = math.ceil(count / PAGE_SIZE)
     kv = kernels.allocate_kv(
         num_layers=config.num_layers,
@@ -69,7 +75,7 @@ def oracle_logits(checkpoint: Checkpoint) -> Tensor:
         page_size=PAGE_SIZE,
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=torch.float64,
+        dtype=dtype,
     )
     batch = make_batch(
         positions=np.arange(count, dtype=np.int32),
@@ -79,7 +85,23 @@ def oracle_logits(checkpoint: Checkpoint) -> Tensor:
         page_size=PAGE_SIZE,
         num_pages=num_pages,
     )
-    return model.forward(torch.tensor(PROMPT, dtype=torch.int32), batch, kv, torch.arange(count))
+    ids = torch.tensor(PROMPT, dtype=torch.int32)
+    return lambda wanted: model.forward(ids, kernels.prepare(batch, kv), kv, wanted)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_rows_that_are_all_wanted_need_not_be_named(tmp_path: Path, compiled: bool) -> None:
+    if compiled:
+        need_compiler()
+    tiny_model(tmp_path)
+    checkpoint = open_checkpoint(ModelSource(path=str(tmp_path)))
+    kernels = cpu_kernels(1, head_dim=checkpoint.config.head_dim) if compiled else ReferenceKernels()
+    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
+    logits = whole_prompt(model, kernels, torch.float32)
+    named = logits(torch.arange(len(PROMPT)))
+    hidden = model.last_hidden(len(PROMPT)).clone()
+    assert torch.equal(logits(None), named)
+    assert torch.equal(model.last_hidden(len(PROMPT)), hidden) and torch.equal(model.last_hidden(3), hidden[:3])
 
 
 def assert_close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:

@@ -318,7 +318,7 @@ class HashModel:
     def last_hidden(self, rows: int) -> Tensor:
         return torch.stack([self._ids[:rows], torch.ones(rows)], dim=1)
 
-    def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, batch: Batch, kv: KvPages, wanted: Tensor | None) -> Tensor:
         self._ids = ids.float()
         page_size, rows = kv.page_size, len(ids)
         storage = kv.keys[0, :, 0, :, 0]  # [pages, page_size]
@@ -330,8 +330,8 @@ class HashModel:
         read = storage[table].flatten(1)  # [rows, tokens]
         position = torch.arange(read.shape[1])
         seen = position <= batch.positions[:, None]
-        sums = torch.where(seen, (read + 1) * coefficients(position), 0.0).sum(1)[wanted]
-        target = torch.fmod(sums, self.config.vocab_size)
+        sums = torch.where(seen, (read + 1) * coefficients(position), 0.0).sum(1)
+        target = torch.fmod(sums if wanted is None else sums[wanted], self.config.vocab_size)
         return -(torch.arange(self.config.vocab_size) - target[:, None]).abs()
 
 

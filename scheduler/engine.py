@@ -299,7 +299,7 @@ class Engine:
     def _apply_oldest(self) -> list[FromEngine]:
         if not self._in_flight:
             return []
-        # It stays there if the waiting is interrupted (Ctrl-C, an alarm): the step itself runs on.
+        # It stays there if the waiting is interrupted (Ctrl-C): the step runs on, or will run again.
         step = self._in_flight[0]
         try:
             result = self.worker.wait(step.handle)

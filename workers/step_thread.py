@@ -41,7 +41,7 @@ class StepThread(Generic[T]):
 
 
 class _RunWhenAsked(Future[T]):
-    """A step that runs in `result`. One that is interrupted (Ctrl-C, an alarm) runs again when it is asked for again."""
+    """A step that runs in `result`. Interrupted (Ctrl-C), it runs again when it is asked for again: what it has written, it writes again."""
 
     def __init__(self, run: Callable[[Plan], T], plan: Plan) -> None:
         super().__init__()

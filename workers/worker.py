@@ -1,7 +1,7 @@
-"""The worker in the engine's own process: one model, its KV storage, and a thread that runs the steps.
+"""The worker in the engine's own process: one model, its KV storage, and a thread for the steps that something goes on beside.
 
     worker = load_worker(config)
-    handle = worker.submit(plan)      # checks the plan, starts the step
+    handle = worker.submit(plan)      # starts the step, or lets it wait for the next line
     result = worker.wait(handle)      # StepResult
 
 A step is: copy pages, fill in the tokens that the step before chose, forward, wait for the masks, sample. Without tokens,
@@ -84,7 +84,6 @@ def load_part(
     ranks.compare(_digest(*parts), "version, configuration or checkpoint")
     max_model_len = config.model.max_model_len or checkpoint.config.max_position_embeddings
     page_size = config.cache.block_size
-    available = available_memory() // ranks.size  # ranks share the host's
     # A vocabulary may know ends that the config does not name, such as the mark that closes a chat turn. It is read beside the weights.
     beside = ThreadPoolExecutor(1, "tokenizer")
     reading = beside.submit(lambda: tokenizer or load_tokenizer(config.model.path))
@@ -95,8 +94,6 @@ def load_part(
 
         gpu = load_gpu_part(checkpoint, config, max_model_len, on_progress, ranks)
         runner = gpu.runner
-        ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
-        num_pages = ranks.minimum(gpu.num_pages())
     else:
         threads = config.worker.threads or max(1, available_cores() // ranks.size)
         kv_dtype = kv_dtype_on_cpu(config.cache.kv_cache_dtype)
@@ -109,7 +106,12 @@ def load_part(
             quantization=config.model.quantization,
             kv_dtype=kv_dtype,
         )
-        ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
+    ranks.compare(_digest(runner.dtype, runner.numerics), "kind of kernels")
+    # Ranks share the host's. All of them have read their weights by now, which lie in memory of the process's own.
+    available = available_memory() // ranks.size
+    if device == "cuda":
+        num_pages = ranks.minimum(gpu.num_pages())
+    else:
         num_pages = size_pool(
             config.cache,
             page_bytes=runner.page_bytes(page_size),
@@ -219,7 +221,7 @@ class LocalWorker:
 
     def submit(self, plan: Plan) -> Future[StepResult]:
         """Start the step, or queue it behind the one that runs. A short one that nothing can go on beside waits for `wait`."""
-        alone = not self.depth and not self._starts_at_once and plan.masks is None
+        alone = not (self.depth or self._starts_at_once or plan.copies) and plan.masks is None
         return self._thread.submit(
             self._run, plan, depth=self.depth, when_asked=alone and plan.num_tokens <= SHORT_STEP
         )

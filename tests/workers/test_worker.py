@@ -5,6 +5,7 @@ import time
 from concurrent.futures import wait as wait_for_any
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from trunkline.config import CacheConfig, EngineConfig, ModelSource, SchedulerCo
 from trunkline.errors import ConfigError, ModelError
 from trunkline.models.tokenizer import load_tokenizer
 from trunkline.sampling import SamplingParams
-from trunkline.step import LogitsRow, Plan, StepResult
+from trunkline.step import CopyKind, LogitsRow, PageCopy, Plan, StepResult
+from trunkline.workers.runner import load_runner
 from trunkline.workers.worker import SHORT_STEP, LocalWorker, load_worker, resolve_futures
 
 GREEDY = SamplingParams(temperature=0)
@@ -194,6 +196,19 @@ def test_max_model_len_longer_than_the_models_is_refused(model, max_model_len):
 def test_a_pool_too_small_for_the_model_is_refused(model):
     with pytest.raises(ConfigError, match="The KV cache holds 512 tokens"):
         load_worker(make_config(model, num_pages=32))
+
+
+def test_pages_take_what_the_weights_have_left(model, monkeypatch):
+    left = {"left": 2**30}
+
+    def load(*args, **options):
+        left["left"] = 2**20  # weights lie in memory of the process's own
+        return load_runner(*args, **options)
+
+    monkeypatch.setattr("trunkline.workers.worker.load_runner", load)
+    monkeypatch.setattr("trunkline.workers.worker.available_memory", lambda: left["left"])
+    with pytest.raises(ConfigError, match=r"only 1\.0 MiB of memory is available"):
+        load_worker(make_config(model, kv_cache_memory=2**29))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -384,6 +399,9 @@ def test_a_wait_that_was_interrupted_can_be_repeated():
     worker.close()
 
 
+COPY = PageCopy(CopyKind.FORK, source=np.array([6], np.int32), target=np.array([7], np.int32))
+
+
 class ThreadRunner(CountingRunner):
     """Notes on which threads it runs; is interrupted there as often as `interruptions` says."""
 
@@ -391,6 +409,9 @@ class ThreadRunner(CountingRunner):
         super().__init__()
         self.threads: list[threading.Thread] = []
         self.interruptions = interruptions
+
+    def copy_pages(self, copy: PageCopy, host_pages: Any) -> None:
+        """Nothing is stored here."""
 
     def forward(self, plan: Plan, token_ids) -> torch.Tensor:
         self.threads.append(threading.current_thread())
@@ -407,23 +428,32 @@ def make_thread_worker(runner, depth=0, *, starts_at_once=False):
 
 
 @pytest.mark.parametrize(
-    ("depth", "num_tokens", "masked", "on_a_thread"),
+    ("depth", "num_tokens", "also", "on_a_thread"),
     [
-        (0, 1, False, False),
-        (0, SHORT_STEP, False, False),
-        (0, SHORT_STEP + 1, False, True),  # what is long may be told to stop by the thread that waits
-        (0, 1, True, True),  # masks are filled meanwhile
-        (1, 1, False, True),  # the next step is planned meanwhile
+        (0, 1, {}, False),
+        (0, SHORT_STEP, {}, False),
+        (0, SHORT_STEP + 1, {}, True),  # whoever waits long must be able to stop waiting
+        (
+            0,
+            1,
+            {"masks": SimpleNamespace(wait=lambda: np.full((1, 1), -1, np.int32))},
+            True,
+        ),  # they are filled meanwhile
+        (
+            0,
+            1,
+            {"copies": (COPY,)},
+            True,
+        ),  # if it was interrupted and ran again, the copy would be of what was written since
+        (1, 1, {}, True),  # the next step is planned meanwhile
     ],
 )
 def test_a_short_step_that_nothing_goes_on_beside_runs_where_it_is_waited_for(
-    depth: int, num_tokens: int, masked: bool, on_a_thread: bool
+    depth: int, num_tokens: int, also: dict[str, Any], on_a_thread: bool
 ) -> None:
     runner = ThreadRunner()
     worker = make_thread_worker(runner, depth)
-    plan = make_plan((Request([3] * num_tokens, pages=list(range(8))), num_tokens))
-    if masked:
-        plan = replace(plan, masks=SimpleNamespace(wait=lambda: np.full((1, 1), -1, np.int32)))
+    plan = replace(make_plan((Request([3] * num_tokens, pages=list(range(8))), num_tokens)), **also)
     handle = worker.submit(plan)
     worker.wait(handle)
     assert [thread is not threading.current_thread() for thread in runner.threads] == [on_a_thread]

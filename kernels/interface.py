@@ -74,20 +74,23 @@ def make_batch(
     common: kernels trust a Batch.
     """
     lengths = query_start[1:] - query_start[:-1]
-    requests = np.repeat(np.arange(len(context_len)), lengths)
-    cached = context_len - lengths
-    if len(requests) != len(positions) or query_start[0] != 0:
+    requests = np.repeat(np.arange(len(lengths)), lengths)
+    if len(requests) != len(positions) or query_start[0] != 0 or len(lengths) != len(context_len):
         raise ValueError(
             f"query_start {query_start} does not cut {len(positions)} rows into {len(context_len)} requests."
         )
-    if page_table.min() < 0 or page_table.max() >= num_pages:
-        raise ValueError(f"The page table names pages {page_table.min()} to {page_table.max()}; there are {num_pages}.")
-    if context_len.max() > page_table.shape[1] * page_size or positions.min() < 0:
+    if len(page_table) != len(context_len) or page_table.min() < 0 or page_table.max() >= num_pages:
+        raise ValueError(
+            f"The page table names pages {page_table.min()} to {page_table.max()} of {len(page_table)} requests; there are"
+            f" {num_pages} pages and {len(context_len)} requests."
+        )
+    if context_len.max() > page_table.shape[1] * page_size:
         raise ValueError(
             f"{page_table.shape[1]} pages of {page_size} tokens are too few for context_len {context_len}."
         )
-    if (positions >= context_len[requests]).any() or cached.min() < 0:
-        raise ValueError(f"positions {positions} reach beyond context_len {context_len}.")
+    cached = context_len - lengths
+    if cached.min() < 0 or (positions != np.arange(len(positions)) + (cached - query_start[:-1])[requests]).any():
+        raise ValueError(f"positions {positions} are not the last of context_len {context_len}.")
     index, place = np.divmod(positions, page_size)
     slots = page_table[requests, index] * page_size + place
     readers, runs = _shared(shared, cached, page_table, page_size)

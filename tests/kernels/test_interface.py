@@ -57,12 +57,16 @@ def test_slots_are_those_of_a_naive_look_up(requests: list[tuple[int, int]], rng
     [
         ({"query_start": [0, 1, 3]}, "does not cut 4 rows into 2 requests"),
         ({"query_start": [1, 2, 5]}, "does not cut"),
-        ({"page_table": [[9, 7, -1], [2, 3, 0]]}, "names pages -1 to 9; there are 12"),
+        ({"query_start": [0, 1, 3, 4]}, "does not cut"),
+        ({"page_table": [[9, 7, -1], [2, 3, 0]]}, "names pages -1 to 9 of 2 requests; there are 12 pages"),
         ({"page_table": [[9, 7, 12], [2, 3, 0]]}, "names pages 0 to 12"),
+        ({"page_table": [[9, 7, 4]]}, "of 1 requests; there are 12 pages and 2 requests"),
+        ({"page_table": [[9, 7, 4], [2, 3, 0], [1, 1, 1]]}, "of 3 requests"),
         ({"context_len": [13, 7]}, "3 pages of 4 tokens are too few"),
-        ({"positions": [9, 4, 5, -6]}, "too few"),
-        ({"positions": [10, 4, 5, 6]}, "reach beyond"),
-        ({"context_len": [10, 2], "positions": [9, 0, 1, 1]}, "reach beyond"),
+        ({"positions": [9, 4, 5, -6]}, "not the last"),
+        ({"positions": [10, 4, 5, 6]}, "not the last"),
+        ({"positions": [9, 4, 4, 4]}, "not the last"),
+        ({"context_len": [10, 2], "positions": [9, -1, 0, 1]}, "not the last"),
     ],
 )
 def test_a_plan_that_leads_outside_its_pages_is_refused(changed: dict[str, Any], message: str) -> None:

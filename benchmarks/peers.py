@@ -22,6 +22,7 @@ import contextlib
 import dataclasses
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -263,7 +264,8 @@ def generate(warm: Turn, turns: Sequence[Turn]) -> tuple[int, float]:
 
 
 def new_run(args: argparse.Namespace) -> dict[str, Any]:
-    """The first line of a run in the results file: all that is needed to go on with it."""
+    """The first line of a run in the results file: all that is needed to go on with it. Raises ValueError for flags that can't be."""
+    shlex.split(args.serve or "")
     return {
         "run": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "workloads": list(cli.selected(args.workloads or WORKLOADS)),
@@ -275,6 +277,11 @@ def new_run(args: argparse.Namespace) -> dict[str, Any]:
         "facts": {**platform_facts(), "machine": machine()},
         "command": shlex.join(["benchmarks/peers.sh", *sys.argv[1:]]),
     }
+
+
+def is_whole(run: Mapping[str, Any]) -> bool:
+    """It can take the place of the page's tables: nobody is left out, nor any workload."""
+    return not run["smoke"] and set(run["peers"]) == set(PEERS) and set(run["workloads"]) >= set(WORKLOADS)
 
 
 def machine() -> str:
@@ -410,6 +417,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if lacking:
         parser.error(f"not installed in {folder}: {', '.join(lacking)}; benchmarks/peers.sh installs them")
+    if TRANSFORMERS in run["peers"] and importlib.util.find_spec(TRANSFORMERS) is None:
+        parser.error("transformers is not installed here; `make test-fast` once does that, and --peers leaves it out")
     if not args.resume:
         append(results, run)
 
@@ -417,7 +426,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     broken = carry_out(run, records, results, folder)
     text = section(run, records)
     print(text)
-    if not run["smoke"] and not broken:
+    if is_whole(run) and not broken:
         README.write_text(replace_section(README.read_text(encoding="utf-8"), text), encoding="utf-8")
         say(f"Written into {README}.")
     for line in broken:

@@ -286,6 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--starts", type=int, default=5, metavar="N", help="of each kind, counted (default: 5)")
     parser.add_argument("--output", metavar="FILE", help="also write what was measured, as JSON")
     args, flags = parser.parse_known_args(arguments)
+    if args.starts < 1:
+        parser.error(f"--starts is {args.starts}; allowed is 1 or more")
     times: dict[str, list[Times]] = {}
     footprints: dict[str, Footprint] = {}
     measure("second", flags)  # so that every file has been read once

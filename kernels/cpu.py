@@ -1,9 +1,9 @@
 """The compiled CPU kernels: memory, checks, and calls into the C library by ctypes.
 
-Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights
-are stored in float32, float16 or bfloat16, pages in float32, float16 or float8_e4m3fn; everything is computed in float32. The result of a row does not depend, to
-the bit, on which other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number
-of threads.
+Every wrapper checks shapes and dtypes on one line and passes pointers; all arithmetic is in cpu_src/. Weights are stored
+in float32, float16 or bfloat16, or as packed integers (quantized.py), pages in float32, float16 or float8_e4m3fn; sums are
+float32, but for those of integers within a group, which are exact. The result of a row does not depend, to the bit, on which
+other rows are in the batch, on how a prompt was cut into chunks, on the page table, or on the number of threads.
 
 C rather than Numba: a shared library without Python's headers needs any compiler once instead of LLVM at every start,
 it lets go of the interpreter's lock for the whole call, and its thread pool is ours (see cpu_src/pool.c). ctypes costs

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trunkline.kernels.interface import Batch
@@ -81,20 +82,23 @@ class CpuProgram:
 
     def __init__(self, kernels: "CpuKernels") -> None:
         self._kernels = kernels
-        self._addresses: tuple[int, ...] | None = None  # of `fixed`, when the calls were written down
+        self._places: list[tuple[int, torch.Size, torch.dtype]] | None = (
+            None  # of `fixed`, when the calls were written down
+        )
         self._calls = np.empty(0, CALL)
         self._names: list[str] = []  # of the calls, for profiles
 
     def __call__(self, body: Callable[[], None], batch: Batch, fixed: Sequence[Tensor]) -> None:
-        addresses = tuple(tensor.data_ptr() for tensor in fixed)
-        if addresses == self._addresses:
+        # Addresses alone would not tell pages from others that have come to lie in the same place, layer by layer further apart.
+        places = [(tensor.data_ptr(), tensor.shape[1:], tensor.dtype) for tensor in fixed]
+        if places == self._places:
             self._kernels.run(self._calls, self._names, np.array(batch_variables(batch), np.int64))
             return
-        self._addresses = None
+        self._places = None
         with self._kernels.record(batch) as recorder:
             body()
         self._write(recorder)
-        self._addresses = addresses
+        self._places = places
 
     def _write(self, recorder: Recorder) -> None:
         written = np.zeros(len(recorder.calls), CALL)

@@ -56,7 +56,7 @@ class QuantizedMatrix:
 
 
 class Offsets(IntEnum):
-    """What stands for the offsets of a packed matrix; enum offsets in cpu_src/quantized.c."""
+    """What stands for the offsets of a packed matrix; enum offsets in cpu_src/quantized_layout.h."""
 
     NONE = 0
     STORED = 1

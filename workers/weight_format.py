@@ -9,7 +9,7 @@
     gguf          as the file has them, if their type stays packed; else `dtype`   the same
     int8          8 bits and a scale for each output, quantized here               the same
 
-Keys and values go by `dtype` alone.
+Keys and values go by `dtype`, unless --kv-cache-dtype names another (kv_format.py).
 """
 
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ enum {
     CHANNEL_SPAN = 384, /* inputs at most, where there are no groups. Up to 512, sums are exact: 512 * 128 * 32767 < 2^31 */
 };
 
-enum offsets { NO_OFFSETS = 0, STORED = 1, CENTRED = 2 }; /* CENTRED: -8 * scale, all of them. Mirrored by cpu.py */
+enum offsets { NO_OFFSETS = 0, STORED = 1, CENTRED = 2 }; /* CENTRED: -8 * scale, all of them. Mirrored by ../quantized.py */
 
 /* How a matrix is packed. All strides are in bytes. */
 struct layout {

@@ -279,6 +279,7 @@ def test_nothing_to_go_on_with_is_an_error(tmp_path: Path, capsys: pytest.Captur
         (["--resume", "--rounds", "2"], "--rounds does not go with --resume"),
         (["--rounds", "0"], "--rounds is 0; allowed is 1 or more"),
         (["--workloads", "W9"], "'W9'"),
+        (["--serve", '--model "half'], "No closing quotation"),
         ([], "not installed in"),
     ],
 )
@@ -310,17 +311,34 @@ def test_a_finished_run_is_written_into_the_page(tmp_path: Path, monkeypatch: py
     page = tmp_path / "README.md"
     page.write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
     monkeypatch.setattr(peers, "README", page)
-    run = {**RUN, "workloads": ["W1"], "peers": ["trunkline"], "rounds": 1}
-    finish(tmp_path / "results.jsonl", run, "trunkline")
+    monkeypatch.setattr(peers, "jobs", lambda *_: [])
+    monkeypatch.setattr(peers, "missing_environments", lambda *_: [])
+    run = {**RUN, "workloads": list(peers.WORKLOADS), "rounds": 1}
+    finish(tmp_path / "results.jsonl", run, "trunkline", "llama-q8_0", "llama-q4_1", "vllm")
     assert main(["--resume", "--peers-folder", str(tmp_path)]) == 0
-    assert "| W1: one stream | trunkline |" in page.read_text(encoding="utf-8")
+    assert "| W1: one stream |" in page.read_text(encoding="utf-8")
 
 
-def test_a_smoke_run_is_not_written_into_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [{"workloads": ["W1"]}, {"peers": ["trunkline"]}, {"smoke": True}])
+def test_a_part_of_a_run_is_not_written_into_the_page(
+    part: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(peers, "README", tmp_path / "nowhere" / "README.md")
-    run = {**RUN, "workloads": ["W1"], "peers": ["trunkline"], "rounds": 1, "smoke": True}
+    monkeypatch.setattr(peers, "jobs", lambda *_: [])
+    monkeypatch.setattr(peers, "missing_environments", lambda *_: [])
+    run = {**RUN, "workloads": list(peers.WORKLOADS), "rounds": 1, **part}
     finish(tmp_path / "results.jsonl", run, "trunkline")
     assert main(["--resume", "--peers-folder", str(tmp_path)]) == 0
+    assert "| W1: one stream |" in capsys.readouterr().out
+
+
+def test_transformers_that_is_not_there_is_told_before_an_hour_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["--peers", "transformers", "--peers-folder", str(tmp_path)])
+    assert "transformers is not installed here" in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_start_stops_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

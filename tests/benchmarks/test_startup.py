@@ -74,6 +74,12 @@ def test_processes_are_told_apart() -> None:
     assert all(0 < found.pss[role] <= found.rss[role] for role in found.pss)
 
 
+def test_no_starts_at_all_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--starts", "0"])
+    assert "--starts is 0; allowed is 1 or more" in capsys.readouterr().err
+
+
 def test_first_and_bare_starts_find_nothing_compiled() -> None:
     with surroundings("first") as (folder, env):
         assert not Path(env["XDG_CACHE_HOME"]).exists() and not list(folder.rglob("__pycache__"))

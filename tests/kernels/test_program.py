@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.factories import TARGETS, Heads, Requests, compiled, random
+from tests.kernels.matrices import STORED, make_matrix
 from trunkline.kernels.cpu import CpuKernels
 from trunkline.kernels.interface import Batch, KvPages
 from trunkline.step import SPLIT, SharedRun
@@ -26,7 +27,9 @@ class Layer:
         self.kernels, self.kv, self.rope, self.calls = kernels, kv, rope, 0
         self.norm = random(HIDDEN, seed=1).abs()
         self.qkv_weight = kernels.pack_linear([random(HEADS.width, HIDDEN, seed=2, std=0.1)], torch.float16)
-        self.gate_weight = kernels.pack_linear([random(2 * HIDDEN, HIDDEN, seed=3, std=0.1)], torch.float16)
+        integers = make_matrix(2 * HIDDEN, HIDDEN, group=32, bits=4, offsets=STORED, half=True)
+        self.gate_weight, self.bias = kernels.pack_linear([integers], torch.float16), random(2 * HIDDEN, seed=3)
+        self.q_norm, self.k_norm = random(HEADS.dim, seed=4), random(HEADS.dim, seed=5)
         self.make_buffers()
         self.program = kernels.new_program()
 
@@ -44,9 +47,9 @@ class Layer:
             k = self.kernels
             k.add_rms_norm(branch, hidden, self.norm, 1e-5, out=normed)
             k.linear(normed, self.qkv_weight, out=qkv)
-            k.rotate_and_store(qkv, self.rope, batch, self.kv, 1)
+            k.rotate_and_store(qkv, self.rope, batch, self.kv, 1, q_norm=self.q_norm, k_norm=self.k_norm, epsilon=1e-5)
             k.attention(qkv, batch, self.kv, 1, HEADS.dim**-0.5, out=attended)
-            k.linear(attended, self.gate_weight, out=gate)
+            k.linear(attended, self.gate_weight, self.bias, out=gate)
             k.gated_mul(gate, "silu", out=branch)
 
         return run
@@ -111,6 +114,17 @@ def test_written_down_anew_when_a_buffer_moves() -> None:
     assert recorded.calls == 2
 
 
+def test_pages_of_another_shape_in_the_same_place_are_others() -> None:
+    requests = Requests([20], HEADS)
+    layer, _ = make_layers(requests, compiled())
+    batch = layer.kernels.prepare(requests.batch([(0, 0, 3)]), layer.kv)
+    keys = layer.kv.keys
+    for calls, pages in enumerate([keys, keys.flatten(2), keys.view(torch.int16), keys.flatten(0, 1)], start=1):
+        for _ in range(2):
+            layer.program(layer.body(batch), batch, (pages,))
+        assert layer.calls == calls
+
+
 def test_what_is_about_another_batch_is_not_written_down() -> None:
     requests = Requests([20, 20], HEADS)
     layer, _ = make_layers(requests, compiled())
@@ -149,7 +163,7 @@ def test_the_profile_counts_calls_of_both_kinds() -> None:
         f"linear {HIDDEN} -> {HEADS.width}": 3,
         "rotate_and_store": 3,
         "attention": 3,
-        f"linear {HIDDEN} -> {2 * HIDDEN}": 3,
+        f"linear_quantized {HIDDEN} -> {2 * HIDDEN}": 3,
         "gated_mul": 3,
     }
     assert all(time.seconds > 0 for time in profile.values())

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -12,56 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.kernels.factories import TARGETS, compiled, random
+from tests.kernels.matrices import CENTRED, FORMATS, NONE, STORED, make_matrix, matrices
 from trunkline.kernels.cpu import CpuKernels
 from trunkline.kernels.interface import PackedLinear
-from trunkline.kernels.quantized import CENTRE, IntegerFormat, Offsets, QuantizedMatrix, quantize_int8
+from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix, quantize_int8
 from trunkline.kernels.reference import ReferenceKernels
 
 ROUNDING = 0.501 / 32767  # of a row, relative to its largest number: half a unit of int16, and what float32 adds
-NONE, STORED, CENTRED = Offsets
-
-
-def make_matrix(
-    n: int, k: int, *, group: int = 0, bits: int = 8, offsets: Offsets = NONE, half: bool = False, seed: int = 0
-) -> QuantizedMatrix:
-    """Random values over their whole range; `group` 0: all of K; `half`: float16 holds scales and offsets."""
-    generator = torch.Generator().manual_seed(seed)
-    group = group or k
-    low, high = (0, 15) if bits == 4 else (-128, 127)
-    value = torch.randint(low, high + 1, (n, k), generator=generator, dtype=torch.int8)
-    scale = torch.rand(n, k // group, generator=generator) + 0.01
-    offset = torch.randn(n, k // group, generator=generator)
-    if half:
-        scale, offset = scale.half().float(), offset.half().float()
-    stored = {NONE: None, STORED: offset, CENTRED: -CENTRE * scale}[offsets]
-    return QuantizedMatrix(value, scale, stored, group=group, bits=bits)
-
-
-FORMATS: dict[str, dict[str, Any]] = {  # those that files and --quantization need: K is 576
-    "per channel": {},
-    "Q8_0": {"group": 32, "half": True},
-    "Q6_K": {"group": 16},
-    "Q5_K": {"group": 32, "offsets": STORED},
-    "Q4_K": {"group": 32, "bits": 4, "offsets": STORED},
-    "Q4_1": {"group": 32, "bits": 4, "offsets": STORED, "half": True},
-    "Q4_0": {"group": 32, "bits": 4, "offsets": CENTRED, "half": True},
-}
 each_format = pytest.mark.parametrize("kind", FORMATS)
-
-
-@st.composite
-def matrices(draw: st.DrawFn) -> QuantizedMatrix:
-    group = draw(st.sampled_from([0, 4, 16, 32, 128]))
-    k = draw(st.integers(1, 1100)) if group == 0 else group * draw(st.integers(1, 5))
-    return make_matrix(
-        draw(st.integers(1, 50)),
-        k,
-        group=group,
-        bits=draw(st.sampled_from([4, 8])),
-        offsets=draw(st.sampled_from(Offsets)),
-        half=draw(st.booleans()),
-        seed=draw(st.integers(0, 99)),
-    )
 
 
 def multiply(
@@ -115,12 +72,18 @@ def test_integers_that_need_no_rounding_are_multiplied_exactly(target: str, matr
     assert torch.equal(multiply(x, plain, kernels=compiled(target)), x @ plain.dequantize().T)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("group", [0, 512])
-def test_sums_do_not_overflow(group: int) -> None:
-    matrix = make_matrix(16, 5120, group=group)
-    extreme = QuantizedMatrix(torch.full_like(matrix.value, -128), torch.ones_like(matrix.scale), None, matrix.group, 8)
+@pytest.mark.parametrize(("bits", "value", "offset"), [(8, -128, None), (8, 127, -128.0), (4, 0, -8.0), (4, 15, -8.0)])
+def test_sums_do_not_overflow(target: str, group: int, bits: int, value: int, offset: float | None) -> None:
+    matrix = make_matrix(16, 5120, group=group, bits=bits)
+    ones = torch.ones_like(matrix.scale)
+    stored = None if offset is None else offset * ones
+    extreme = QuantizedMatrix(torch.full_like(matrix.value, value), ones, stored, matrix.group, bits)
     x = torch.tensor([[1.0], [-1.0]]).repeat(1, 5120)
-    assert torch.allclose(multiply(x, extreme), torch.tensor([[-128.0 * 5120], [128.0 * 5120]]), rtol=1e-6)
+    total = 5120 * (value + (offset or 0.0))
+    ours = multiply(x, extreme, kernels=compiled(target))
+    assert torch.allclose(ours, torch.tensor([[total], [-total]]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -6,20 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kernels.factories import HERE, KV_DTYPES, Heads, Requests, compiled, random
+from tests.kernels.matrices import matrices
 from trunkline.kernels.quantized import QuantizedMatrix, quantize_int8
 
 pytestmark = pytest.mark.skipif("avx512" not in HERE, reason="this processor has no AVX-512 with VNNI")
 
 WIDE, NARROW = ("avx512", "avx2")
-ROWS = st.integers(1, 70)
-
-
-def grouped(n: int, k: int, *, bits: int, group: int, offset: bool, seed: int) -> QuantizedMatrix:
-    generator = torch.Generator().manual_seed(seed)
-    low, high = (0, 16) if bits == 4 else (-128, 128)
-    value = torch.randint(low, high, (n, k), dtype=torch.int8, generator=generator)
-    scale = torch.rand(n, k // group, generator=generator)
-    return QuantizedMatrix(value, scale, -scale if offset else None, group=group, bits=bits)
+ROWS = st.integers(1, 130)  # from 85 on, matrices of 8 bits are widened
 
 
 @settings(max_examples=40, deadline=None)
@@ -31,18 +24,11 @@ def test_plain_weights(rows: int, n: int, k: int, dtype: str) -> None:
     assert_equal(x, weight, getattr(torch, dtype))
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    rows=ROWS,
-    n=st.integers(1, 40),
-    groups=st.integers(1, 30),
-    bits=st.sampled_from([4, 8]),
-    group=st.sampled_from([16, 32]),
-    offset=st.booleans(),
-)
-def test_packed_weights(rows: int, n: int, groups: int, bits: int, group: int, offset: bool) -> None:
-    matrix = grouped(n, groups * group, bits=bits, group=group, offset=offset, seed=rows)
-    assert_equal(random(rows, groups * group), matrix)
+@settings(max_examples=80, deadline=None)
+@given(rows=ROWS, matrix=matrices(), biased=st.booleans())
+def test_packed_weights(rows: int, matrix: QuantizedMatrix, biased: bool) -> None:
+    bias = random(len(matrix), seed=2) if biased else None
+    assert_equal(random(rows, matrix.shape[1]), matrix, bias=bias)
 
 
 @settings(max_examples=20, deadline=None)
@@ -76,11 +62,17 @@ def test_operations_on_rows() -> None:
         assert torch.equal(ours, theirs)
 
 
-def assert_equal(x: torch.Tensor, weight: torch.Tensor | QuantizedMatrix, dtype: torch.dtype = torch.float16) -> None:
+def assert_equal(
+    x: torch.Tensor,
+    weight: torch.Tensor | QuantizedMatrix,
+    dtype: torch.dtype = torch.float16,
+    *,
+    bias: torch.Tensor | None = None,
+) -> None:
     outs = []
     for target in (WIDE, NARROW):
         kernels = compiled(target)
         out = torch.empty(len(x), len(weight))
-        kernels.linear(x, kernels.pack_linear([weight], dtype), out=out)
+        kernels.linear(x, kernels.pack_linear([weight], dtype), bias, out=out)
         outs.append(out)
     assert torch.equal(*outs)

@@ -240,6 +240,14 @@ def test_packed_weights_are_multiplied_as_integers() -> None:
     assert part is not None and part.arithmetic == "int16" and part.num_bytes == 2 * 16 * 8
 
 
+def test_a_layer_that_is_wider_than_the_vocabulary_is_no_head() -> None:
+    wide = [matrix(VOCAB_SIZE + 1, 8)] * 3
+    work, plan = Work(CONFIG, [*wide, matrix(VOCAB_SIZE, 8)], kv_token_bytes=1), make_plan([9, 9], [20])
+    assert work.weight_bytes() == 4 * 8 * (3 * (VOCAB_SIZE + 1) + VOCAB_SIZE)
+    part = work.linear(f"linear 8 -> {VOCAB_SIZE + 1}", 3, 1.0, plan)
+    assert part is not None and part.operations == 2.0 * 8 * (VOCAB_SIZE + 1) * plan.num_tokens * 3
+
+
 @pytest.mark.parametrize("tie", [True, False])
 def test_the_matrices_of_a_model(tie: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoint = open_checkpoint(ModelSource(path=str(tiny_model(tmp_path_factory.mktemp("tiny") / "m", tie=tie))))

@@ -7,7 +7,7 @@ The engine is the real one: requests are added, and each step is planned, comput
 socket, as in the engine process. Every part is the time between two marks that follow one another:
 
     engine's thread    ─ plan ─┐submit   (masks are filled)   wait┌─ apply ─── send ─
-    worker's thread            └─ take ─ compute ─ masks ─ choose ─┘
+    worker's thread            └─ take ─ compute ─ masks ─ choose ─┘        (of a short step without masks, the engine's as well)
 
 so the parts of a step add up to it. What the kernels take, they say themselves (`CpuKernels.start_profile`); of kernels that keep
 no times, `compute` stays whole.
@@ -144,8 +144,8 @@ class Work:
     def weight_bytes(self) -> float:
         """Of a step: every matrix once. Of an embedding matrix beside the head, only a few rows are read."""
         return sum(
-            _mean_bytes(matrices) * (1 if self._is_head(n) else len(matrices))
-            for (_, n), matrices in self._by_shape.items()
+            _mean_bytes(matrices) * (1 if self._is_head(k, n) else len(matrices))
+            for (k, n), matrices in self._by_shape.items()
         )
 
     def kv_bytes(self, plan: Plan) -> float:
@@ -160,7 +160,7 @@ class Work:
             return None
         k, n = int(match[1]), int(match[2])
         matrices = self._by_shape[k, n]
-        rows = len(plan.rows) if self._is_head(n) else plan.num_tokens
+        rows = len(plan.rows) if self._is_head(k, n) else plan.num_tokens
         is_plain = all(matrix.integers is None for matrix in matrices)
         return Part(
             MATMULS,
@@ -180,8 +180,8 @@ class Work:
     def sampling(self, seconds: float, plan: Plan) -> Part:
         return Part(SAMPLING, "", seconds, num_bytes=4.0 * len(plan.rows) * self._config.vocab_size)
 
-    def _is_head(self, n: int) -> bool:
-        return n >= self._config.vocab_size
+    def _is_head(self, k: int, n: int) -> bool:
+        return (k, n) == (self._config.hidden_size, self._config.vocab_size)
 
 
 def packed_matrices(model: Any) -> Iterator[PackedLinear]:

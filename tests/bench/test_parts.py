@@ -69,6 +69,13 @@ def test_every_combination_is_measured_once() -> None:
     assert [(one.tokens, one.context) for one in prefill] == [(8, 8), (8, 16)]
 
 
+def test_a_context_that_is_too_long_is_found_first() -> None:
+    stepper, worker = make_stepper()
+    with pytest.raises(ConfigError, match="A context of 65 tokens is more than the model's 64"):
+        steps.measure(stepper, batches=[1], contexts=[4, 65], chunks=[8], repeat=1)
+    assert not worker.plans
+
+
 # ---------------------------------------------------------------- quality
 
 

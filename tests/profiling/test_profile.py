@@ -2,6 +2,8 @@
 
 import argparse
 import itertools
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,6 +178,43 @@ def test_what_cannot_be_profiled() -> None:
             profiler.prefill(tokens=33, steps=2)
         with pytest.raises(ConfigError, match="A chunk of 256 tokens and one more is over the model's 256"):
             profiler.prefill(tokens=256, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"batches": [1, 5]}, "A batch of 5 is more than --max-num-seqs, 4; raise that."),
+        ({"contexts": [40, 250]}, "A context of 250 tokens, and "),
+        ({"chunks": [32, 33]}, "A chunk of 33 tokens is more than --max-num-batched-tokens, 32"),
+        ({"chunks": [32, 256]}, "A chunk of 256 tokens and one more is over the model's 256"),
+    ],
+)
+def test_the_last_of_some_sizes_is_checked_before_the_first_is_profiled(
+    sizes: dict[str, list[int]], words: str
+) -> None:
+    profiler, worker = make_profiler(max_num_seqs=4, max_num_batched_tokens=32)
+    asked: dict[str, Any] = {"batches": [1, 4], "contexts": [40], "chunks": [32], "steps": 2}
+    with profiler:
+        profiler.check(**asked)
+        with pytest.raises(ConfigError, match=words):
+            profiler.check(**asked | sizes)
+    assert not worker.plans
+
+
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(output: Path) -> None:
+        command.check(argparse.Namespace(output=output, profile=False))
+
+    check(tmp_path / "new.json")
+    with pytest.raises(ConfigError, match="which is a folder; name a file in it"):
+        check(tmp_path)
+    asked = []
+    monkeypatch.setattr(os, "access", lambda path, mode: asked.append((path, mode)))  # root may write everything
+    (tmp_path / "old.json").touch()
+    for name in ("new.json", "old.json"):
+        with pytest.raises(ConfigError, match=f"{name}, which may not be written; name another file"):
+            check(tmp_path / name)
+    assert asked == [(tmp_path, os.W_OK), (tmp_path / "old.json", os.W_OK)]
 
 
 def test_other_workers_are_refused() -> None:

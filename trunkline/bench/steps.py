@@ -44,13 +44,17 @@ class Stepper:
         self._step = 0
         self._num_filled = 0  # pages that hold real keys and values
 
+    def check(self, context: int) -> None:
+        """Raises ConfigError if a request of so many tokens is longer than the model allows."""
+        if context > self.max_model_len:
+            raise ConfigError(f"A context of {context:,} tokens is more than the model's {self.max_model_len:,}.")
+
     def time(self, *, batch: int, tokens: int, context: int, repeat: int) -> StepTime:
         """A step in which each of `batch` requests computes `tokens`, the last of them at position `context` - 1.
 
         Raises ConfigError if a request is longer than the model allows.
         """
-        if context > self.max_model_len:
-            raise ConfigError(f"A context of {context:,} tokens is more than the model's {self.max_model_len:,}.")
+        self.check(context)
         pages_each = -(-context // self.worker.page_size)
         if batch * pages_each > self.worker.num_pages:
             return StepTime(batch, tokens, context, None, None)
@@ -108,7 +112,12 @@ class Stepper:
 def measure(
     stepper: Stepper, *, batches: Sequence[int], contexts: Sequence[int], chunks: Sequence[int], repeat: int
 ) -> tuple[list[StepTime], list[StepTime]]:
-    """Decode steps for every batch and context, and prefill steps for every chunk and context that has room for it."""
+    """Decode steps for every batch and context, and prefill steps for every chunk and context that has room for it.
+
+    Raises ConfigError at once for a context that is longer than the model allows.
+    """
+    for context in contexts:
+        stepper.check(context)
     decode = [
         stepper.time(batch=batch, tokens=1, context=context, repeat=repeat) for batch in batches for context in contexts
     ]

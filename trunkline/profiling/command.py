@@ -34,19 +34,29 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Raises ConfigError for what would fail after minutes; warns of what would mislead."""
-    if args.output is not None and not args.output.absolute().parent.is_dir():
-        raise ConfigError(f"--output is {args.output}, whose folder does not exist; create it first.")
+    if args.output is not None:
+        _check_writable(args.output)
     if args.profile and (load := os.getloadavg()[0]) > BUSY:
         logger.warning(
             "Other programs use this machine (load average %.1f): times and limits are worse than they could be.", load
         )
 
 
+def _check_writable(file: Path) -> None:
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--output is {file}, whose folder does not exist; create it first.")
+    if file.is_dir():
+        raise ConfigError(f"--output is {file}, which is a folder; name a file in it.")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise ConfigError(f"--output is {file}, which may not be written; name another file.")
+
+
 def run(args: argparse.Namespace, llm: "LLM") -> tuple[dict[str, Any], str]:
     """Profiles as numbers and as text: decode steps of every batch and context, then those of the largest batch under a JSON schema,
     then the chunks of a prompt.
 
-    Raises ConfigError where the model does not run on the CPU, in this process.
+    Raises ConfigError where the model does not run on the CPU, in this process, and at once for sizes that the engine can't take.
     """
     from trunkline.constraint import Constraint
     from trunkline.grammar.prepare import prepare
@@ -77,6 +87,7 @@ def run(args: argparse.Namespace, llm: "LLM") -> tuple[dict[str, Any], str]:
         )
     found: dict[str, StepProfile | None] = {}
     with Profiler(llm.engine, worker, machine, max_model_len=worker.max_model_len) as profiler:
+        profiler.check(batches=batches, contexts=contexts, chunks=chunks, steps=steps)
         for context in contexts:
             for batch in batches:
                 name = f"{batch:,} requests at context {context:,}"

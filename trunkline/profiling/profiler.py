@@ -6,6 +6,7 @@ with Profiler(engine, worker, machine, max_model_len=worker.max_model_len) as pr
 """
 
 import gc
+import itertools
 import random
 import statistics
 import tempfile
@@ -96,6 +97,13 @@ class Reader:
         self.mailbox.close()
 
 
+def _lengths(context: int, steps: int) -> tuple[int, int]:
+    """Tokens of a prompt from which on `steps` steps have about `context` tokens in the cache, and of its request at most."""
+    wanted = WARM_UPS + steps
+    prompt = max(1, context - wanted // 2)
+    return prompt, prompt + MOST_TRIES * wanted
+
+
 class Profiler:
     """Takes steps of an engine and of its worker, a workers.worker.LocalWorker.
 
@@ -140,6 +148,30 @@ class Profiler:
     ) -> None:
         self.close()
 
+    def check(self, *, batches: Iterable[int], contexts: Iterable[int], chunks: Iterable[int], steps: int) -> None:
+        """Raises ConfigError if `decode`, for a batch and a context, or `prefill`, for a chunk, would."""
+        for batch, context in itertools.product(batches, contexts):
+            self._check_decode(batch, context, steps)
+        for chunk in chunks:
+            self._check_prefill(chunk)
+
+    def _check_decode(self, batch: int, context: int, steps: int) -> None:
+        _, longest = _lengths(context, steps)
+        if longest > self._max_model_len:
+            raise ConfigError(
+                f"A context of {context:,} tokens, and {longest - context:,} more, is over the model's {self._max_model_len:,}."
+            )
+        if batch > (most := self._engine.scheduler.config.max_num_seqs):
+            raise ConfigError(f"A batch of {batch:,} is more than --max-num-seqs, {most:,}; raise that.")
+
+    def _check_prefill(self, tokens: int) -> None:
+        if tokens >= self._max_model_len:
+            raise ConfigError(f"A chunk of {tokens:,} tokens and one more is over the model's {self._max_model_len:,}.")
+        if tokens > (most := self._engine.scheduler.config.max_num_batched_tokens):
+            raise ConfigError(
+                f"A chunk of {tokens:,} tokens is more than --max-num-batched-tokens, {most:,}; raise that."
+            )
+
     def decode(self, *, batch: int, context: int, steps: int, grammar: Grammar | None = None) -> StepProfile | None:
         """Steps in which each of `batch` requests generates a token, with about `context` tokens in its cache. Returns None if that
         does not fit into the KV cache.
@@ -147,14 +179,8 @@ class Profiler:
         Raises ConfigError if the engine can't take such steps.
         """
         wanted = WARM_UPS + steps
-        prompt = max(1, context - wanted // 2)
-        longest = prompt + MOST_TRIES * wanted
-        if longest > self._max_model_len:
-            raise ConfigError(
-                f"A context of {context:,} tokens, and {longest - context:,} more, is over the model's {self._max_model_len:,}."
-            )
-        if batch > (most := self._engine.scheduler.config.max_num_seqs):
-            raise ConfigError(f"A batch of {batch:,} is more than --max-num-seqs, {most:,}; raise that.")
+        self._check_decode(batch, context, steps)
+        prompt, longest = _lengths(context, steps)
         if batch * -(-longest // self._worker.page_size) > self._worker.num_pages:
             return None
         sampling = SamplingParams(temperature=0, max_tokens=MOST_TRIES * wanted, ignore_eos=grammar is None)
@@ -174,12 +200,7 @@ class Profiler:
 
         Raises ConfigError if the engine can't take such steps.
         """
-        if tokens >= self._max_model_len:
-            raise ConfigError(f"A chunk of {tokens:,} tokens and one more is over the model's {self._max_model_len:,}.")
-        if tokens > (most := self._engine.scheduler.config.max_num_batched_tokens):
-            raise ConfigError(
-                f"A chunk of {tokens:,} tokens is more than --max-num-batched-tokens, {most:,}; raise that."
-            )
+        self._check_prefill(tokens)
         if -(-(tokens + 1) // self._worker.page_size) > self._worker.num_pages:
             return None
         found: list[TimedStep] = []

@@ -69,6 +69,35 @@ def test_profile(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+def test_sizes_of_a_profile_are_checked_before_the_first(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trunkline.profiling.command._machine", lambda worker: None)
+    monkeypatch.setattr("trunkline.profiling.profiler.Profiler.decode", lambda *_, **__: pytest.fail("measured"))
+    flags = ["--profile", "--model", tiny, *ENGINE, "--max-num-batched-tokens", "64", "--repeat", "2"]
+    code, line = fails(capsys, "bench", "step", *flags, "--batch-size", "1", "--context", "32", "--chunk", "64,65")
+    assert code == 1 and "A chunk of 65 tokens is more than --max-num-batched-tokens, 64; raise that." in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_numbers_that_cannot_be_written_are_printed(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", tiny, *ENGINE, "--batch-size", "1", "--context", "16", "--chunk", "8", "--repeat", "1"]
+    assert main(["bench", "step", *flags, "--output", "/dev/full"]) == 1
+    captured = capsys.readouterr()
+    assert "| decode: batch |" in captured.out
+    assert (
+        captured.err == "trunkline: error: --output is /dev/full, which cannot be written: No space left on device.\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_request_that_is_refused_is_one_sentence(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = fails(capsys, "bench", "offline", "--model", tiny, *ENGINE, "--prefix-len", "600")
+    assert code == 1 and line.startswith("trunkline: error: This model's maximum context length is 512 tokens.")
+
+
+@pytest.mark.slow
 def test_quality_is_that_of_the_reference(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
     flags = ["quality", "--model", tiny, *ENGINE, "--context", "32", "--windows", "2", str(tmp_path / "text.txt")]
@@ -159,7 +188,15 @@ def test_grammar(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             1,
             "--output is /no/such/folder/x.json, whose folder does not",
         ),
+        (["step", "--output", "/tmp"], 1, "--output is /tmp, which is a folder; name a file in it."),
         (["step", "--max-num-seq", "2"], 2, "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
+        (
+            ["step", "--unknown"],
+            2,
+            "trunkline bench step: error: unknown argument --unknown; see trunkline bench step --help",
+        ),
+        (["quality", "--seed", "x"], 2, "trunkline bench quality: error: --seed is 'x'; allowed is an integer"),
+        (["offline", "--unknown"], 2, "trunkline bench offline: error: unknown argument --unknown;"),
         (["offline", "--num-prompts", "2", "--prefix-len", "-1"], 1, "--prefix-len is -1; allowed is 0 and more."),
         (["quality", "/no/such/file"], 1, "The text /no/such/file cannot be read: No such file"),
         (
@@ -169,6 +206,7 @@ def test_grammar(tiny: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ),
         (["quality", "--formats", "dtype=float32,"], 1, "--formats is ''; allowed is a setting and its value"),
         (["quality", "--continuations", "-1"], 1, "--continuations is -1; allowed is 0 and more."),
+        (["quality", "--context", "1"], 1, "--context is 1; allowed is 2 and more, since"),
         (["grammar", "/no/such/file.json"], 1, "cannot be read: No such file"),
         (["grammar", "x", "--backend", "lark"], 2, "--backend is 'lark'; allowed is one of auto, llguidance,"),
     ],

@@ -20,7 +20,7 @@ from trunkline.cli_parser import Parser, add_command, add_group, add_url, positi
 from trunkline.cli_serve import add_serve, serve_config
 from trunkline.cli_settings import COMPLETING
 from trunkline.config import API_KEY_VARIABLE
-from trunkline.errors import StartupError
+from trunkline.errors import RequestError, StartupError
 
 __all__ = ("main", "make_parser", "serve_config")
 
@@ -52,7 +52,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             argcomplete.autocomplete(parser)
         args = parser.parse(arguments)
         return int(args.run(args))
-    except StartupError as error:
+    except (StartupError, RequestError) as error:
         if args is not None and args.verbose:
             raise
         print(f"trunkline: error: {error}", file=sys.stderr)

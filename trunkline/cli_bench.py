@@ -15,7 +15,7 @@ from trunkline import cli_quality
 from trunkline.bench import cache_cli, cli
 from trunkline.bench.tables import NONE
 from trunkline.cli_parser import Parser, add_command, add_group, positive, token_count
-from trunkline.cli_serve import engine_flags, named_model, take_serve_flags
+from trunkline.cli_serve import engine_settings, take_serve_flags
 from trunkline.config import GRAMMAR_BACKENDS
 from trunkline.errors import ConfigError, shown
 from trunkline.profiling import command as profile_step
@@ -269,7 +269,7 @@ def _take_file_and_serve_flags(args: argparse.Namespace, unknown: Sequence[str])
 
 
 def _quality(args: argparse.Namespace) -> int:
-    return _tell(args, *cli_quality.run(args, lambda changes: _llm(args, changes)))
+    return _tell(args, *cli_quality.run(args))
 
 
 # ---------------------------------------------------------------- offline
@@ -354,8 +354,7 @@ def _llm(args: argparse.Namespace, changes: dict[str, Any] | None = None) -> "It
     """The engine that the flags describe, but for `changes`."""
     from trunkline.llm import LLM
 
-    flags: dict[str, Any] = {**engine_flags(args.serve), **(changes or {})}
-    model = flags.pop("model", None) or named_model(args.serve)
+    model, flags = engine_settings(args.serve, changes or {})
     with LLM(model, **flags) as llm:
         yield llm
 
@@ -366,9 +365,12 @@ def _tell(args: argparse.Namespace, numbers: dict[str, Any], text: str) -> int:
         from trunkline.bench.report import platform_facts
 
         as_json = json.dumps({**numbers, "machine": platform_facts()}, indent=1, ensure_ascii=False)
-        if output is not None:
-            output.write_text(as_json + "\n", encoding="utf-8")
     print(as_json if args.json else text)
+    if output is not None:  # last, so that a full disk costs the file alone
+        try:
+            output.write_text(as_json + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--output is {output}, which cannot be written: {error.strerror}.") from None
     return 0
 
 

@@ -3,7 +3,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from trunkline.cli_engine import POLICY_HELP, add_engine_flags
 from trunkline.cli_grammar import add_grammar_flags, grammar_api_settings, grammar_engine_flags
@@ -84,6 +85,12 @@ def engine_flags(args: argparse.Namespace) -> EngineFlags:
     }
 
 
+def engine_settings(args: argparse.Namespace, changes: Mapping[str, Any]) -> tuple[str, EngineFlags]:
+    """The model and the settings that `LLM` takes, but for `changes`, in which "model" may stand, too. Raises as `named_model`."""
+    flags: dict[str, Any] = {**engine_flags(args), **changes}
+    return flags.pop("model", None) or named_model(args), cast(EngineFlags, flags)
+
+
 def check_gpu(config: EngineConfig) -> None:
     """Raises ConfigError at once, before torch is imported and weights are read, if a GPU is asked for and there is none."""
     if config.worker.device != "cuda":
@@ -99,11 +106,15 @@ def check_gpu(config: EngineConfig) -> None:
 
 
 def take_serve_flags(args: argparse.Namespace, unknown: Sequence[str]) -> None:
-    """For a command that starts an engine of its own: what is not its flag is one of `trunkline serve`, kept as `args.serve`."""
-    from trunkline.cli import make_parser
+    """For a command that starts an engine of its own: what is not its flag is one of `trunkline serve`, kept as `args.serve`.
 
+    Errors name the command that was run.
+    """
+    parser = LayeredParser(knows_others=True, prog=args.parser.prog)
+    parser.set_defaults(parser=parser)
+    _add_flags(parser)
     model = [] if args.model is None else ["--model", args.model]
-    args.serve = make_parser().parse(["serve", *model, "--host", "127.0.0.1", "--port", "0", *unknown])
+    args.serve = parser.parse([*model, "--host", "127.0.0.1", "--port", "0", *unknown])
 
 
 def serve_config(args: argparse.Namespace) -> ServeConfig:
@@ -175,6 +186,10 @@ def add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         make=LayeredParser,
         knows_others=True,
     )
+    _add_flags(command)
+
+
+def _add_flags(command: argparse.ArgumentParser) -> None:
     add_settings_flags(command.add_argument_group("settings"))
     add_model_flags(command)
     add_server_flags(command)

@@ -90,11 +90,10 @@ class LayeredParser(Parser):
                 continue
             name = variable(action)
             if text := environment.get(name, ""):
-                found.append(self._given(action, text, f"${name}"))
+                found.append(self._given(action, long_flag(action), text, f"${name}"))
         return found
 
-    def _given(self, action: argparse.Action, text: str, where: str) -> Given:
-        flag = long_flag(action)
+    def _given(self, action: argparse.Action, flag: str, text: str, where: str) -> Given:
         if action.nargs == 0:
             with self.blaming(where):
                 return Given(flag, None, self._switch(flag, text), where)
@@ -113,11 +112,8 @@ class LayeredParser(Parser):
         seen: dict[str, tuple[str, int]] = {}  # dest -> its key, which may be spelt in several ways, and its line
         for key, node, line in _entries(path):
             where = f"{name}, line {line}"
-            flag = "--" + key.replace("_", "-").removeprefix("--")
-            action = self._option_string_actions.get(flag)
             with self.blaming(where):
-                if action is None:
-                    self.error(f"unknown key {key}; {self._key_hint(flag)}")
+                flag, action = self._named(key)
                 if action not in self.settings() or flag == "--config":
                     self.error(f"{key} cannot be set in a file; leave it out, and give {flag} on the command line.")
                 if action.dest in seen:
@@ -127,6 +123,14 @@ class LayeredParser(Parser):
                 seen[action.dest] = key, line
                 if (given := self._in_node(action, flag, key, node, where)) is not None:
                     yield given
+
+    def _named(self, key: str) -> tuple[str, argparse.Action]:
+        """The flag that a key stands for."""
+        flag = "--" + key.replace("_", "-").removeprefix("--")
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            self.error(f"unknown key {key}; {self._key_hint(flag)}")
+        return flag, action
 
     def _key_hint(self, flag: str) -> str:
         return self.hint(flag).replace("--", "") if nearest(flag, self._option_string_actions) else self.hint(flag)
@@ -144,7 +148,15 @@ class LayeredParser(Parser):
             return Given(flag, tuple(item.value for item in node.value), True, where) if node.value else None
         self.error(f"{key} is a {node.id}; allowed is {'a list of values' if action.nargs == '+' else 'one value'}.")
 
-    # ---------------------------------------------------------------- both
+    # ---------------------------------------------------------------- all of them
+
+    def read_setting(self, key: str, text: str, where: str) -> tuple[str, Any]:
+        """Dest and value of a setting that stands somewhere else, as a key and its value: "kv-cache-memory", "2GiB"."""
+        with self.blaming(where):
+            flag, action = self._named(key)
+        given = self._given(action, flag, text, where)
+        with self.blaming(where):
+            return action.dest, self._read_given(given).get(action.dest, action.default)
 
     def settings(self) -> list[argparse.Action]:
         """All flags that are settings: not --help, nor what only says what to do now."""

@@ -113,6 +113,11 @@ def windows(token_ids: Sequence[int], length: int, *, most: int | None = None) -
     return pieces[:most]
 
 
+def beginning(piece: list[int]) -> list[int]:
+    """What of a window is continued."""
+    return piece[: max(1, len(piece) // SHARE_READ)]
+
+
 def score(pieces: Sequence[list[int]], run: Score) -> Scores:
     """Score every window."""
     logprobs: list[float] = []
@@ -135,7 +140,7 @@ def measure(
     tokens: int,
 ) -> Measured:
     """Score every window, and continue the beginnings of the first `continuations` by `tokens` tokens."""
-    beginnings = [piece[: max(1, len(piece) // SHARE_READ)] for piece in pieces[:continuations]]
+    beginnings = [beginning(piece) for piece in pieces[:continuations]]
     scores = score(pieces, run)
     return Measured(settings, weights, scores, write(beginnings, tokens) if beginnings else [])
 
@@ -193,8 +198,13 @@ def table(measured: Sequence[Measured], baseline: Measured | None) -> str:
     return align(rows)
 
 
+def named(settings: dict[str, Any]) -> str:
+    """As they are written: "dtype=float32, kv-cache-dtype=fp8"."""
+    return ", ".join(f"{key.replace('_', '-')}={value}" for key, value in settings.items())
+
+
 def _name(one: Measured, baseline: Measured | None) -> str:
-    settings = ", ".join(f"{key.replace('_', '-')}={value}" for key, value in one.settings.items())
+    settings = named(one.settings)
     if one is baseline:
         return f"baseline: {settings}" if settings else "baseline"
     return settings or "as served"

@@ -49,6 +49,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return seen
 
 
+def test_a_model_of_the_environment_is_measured_on_a_text_that_is_named(
+    opened: list[Any], monkeypatch: pytest.MonkeyPatch, models: Path, capsys: Any
+) -> None:
+    (models / "text.txt").write_text("one two three " * 200)
+    monkeypatch.setenv("TRUNKLINE_MODEL", "tiny")
+    fails(capsys, "bench", "quality", "text.txt", "--baseline", "none", "--context", "64", *ENGINE)
+    assert [model for model, _ in opened] == ["tiny"]
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

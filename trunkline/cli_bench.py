@@ -264,7 +264,7 @@ def _add_quality(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 def _take_file_and_serve_flags(args: argparse.Namespace, unknown: Sequence[str]) -> None:
     """What stands alone among the flags is the text, where `trunkline serve` has its model."""
-    take_serve_flags(args, unknown)
+    take_serve_flags(args, unknown, names_model=False)
     args.file, args.serve.model = args.serve.model, None
 
 

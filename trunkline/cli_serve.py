@@ -105,12 +105,13 @@ def check_gpu(config: EngineConfig) -> None:
     )
 
 
-def take_serve_flags(args: argparse.Namespace, unknown: Sequence[str]) -> None:
+def take_serve_flags(args: argparse.Namespace, unknown: Sequence[str], *, names_model: bool = True) -> None:
     """For a command that starts an engine of its own: what is not its flag is one of `trunkline serve`, kept as `args.serve`.
 
-    Errors name the command that was run.
+    Errors name the command that was run. `names_model` is LayeredParser's.
     """
     parser = LayeredParser(knows_others=True, prog=args.parser.prog)
+    parser.names_model = names_model
     parser.set_defaults(parser=parser)
     _add_flags(parser)
     model = [] if args.model is None else ["--model", args.model]

@@ -43,7 +43,11 @@ class LayeredParser(Parser):
     """The parser of a command whose settings may come from the environment and from a file, too.
 
     What it returns has `origins`, too: dest -> where its value comes from; those left out have their defaults.
+
+    names_model  what stands alone among the flags is the model, as after --model
     """
+
+    names_model = True
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         if COMPLETING in os.environ:  # a shell asks how a word may go on: nothing is set
@@ -58,7 +62,7 @@ class LayeredParser(Parser):
                 read = self._read_given(given)
             for dest, value in read.items():
                 values[dest], origins[dest] = value, given.where
-        if typed.get("model") is not None:  # MODEL is what the flag --model says elsewhere
+        if typed.get("model") is not None and self.names_model:  # MODEL is what the flag --model says elsewhere
             values.pop("model_flag", None)
             origins.pop("model_flag", None)
         values |= typed

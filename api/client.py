@@ -37,6 +37,7 @@ from trunkline.messages import (
 )
 
 HELLO = 0  # call_id of the greeting
+POLLIN = int(zmq.POLLIN)  # as a plain number: `&` of Python's flags takes as long as asking the socket
 OF_REQUEST = (Tokens, Finished, Failed)
 
 
@@ -128,6 +129,7 @@ class EngineClient:
         self._socket.set(zmq.LINGER, 0)
         self._socket.connect(address)
         self._is_reading = False
+        self._will_read = False  # in this round of the loop or the next
 
     def start(self) -> None:
         """Greet the engine, which need not be listening yet, and begin to read."""
@@ -197,14 +199,16 @@ class EngineClient:
         self._context.term()
 
     def _send(self, frame: bytes) -> None:
-        """Without high-water marks it never blocks. What has arrived meanwhile is noticed here: sending takes the signal
-        that would have told of it away (zmq_getsockopt(3), ZMQ_FD)."""
+        """Without high-water marks it never blocks. What has arrived meanwhile is looked for, once after all that is sent in
+        one round of the loop: sending takes the signal that would have told of it away (zmq_getsockopt(3), ZMQ_FD)."""
         self._socket.send(frame, zmq.NOBLOCK)
-        if self._is_reading and self._has_frames():
+        if self._is_reading and not self._will_read:
+            self._will_read = True
             self._loop.call_soon(self._read)
 
     def _read(self) -> None:
         """Take in all frames that have arrived. The descriptor says only that something may have happened."""
+        self._will_read = False
         try:
             while self._is_reading and self._has_frames():
                 for message in decode_from_engine(self._socket.recv(zmq.NOBLOCK)):
@@ -216,7 +220,7 @@ class EngineClient:
     def _has_frames(self) -> bool:
         events = self._socket.get(zmq.EVENTS)
         assert isinstance(events, int)
-        return bool(events & zmq.POLLIN)
+        return bool(events & POLLIN)
 
     def _stop_reading(self) -> None:
         if self._is_reading:

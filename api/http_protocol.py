@@ -10,7 +10,7 @@ import re
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD = 256 * 1024  # bytes of first line and headers; what is more is noticed with the next bytes that come
-_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_UPGRADE = re.compile(rb"\r\n(?i:upgrade)(?=[ \t]*:)")  # ends of lines are of one case, and found at once
 _PASSED_OVER = b"\r\nx-passed-over"
 
 
@@ -48,4 +48,6 @@ class HttpProtocol(HttpToolsProtocol):
 def _without_upgrade(data: bytes) -> bytes:
     """The same, but for the name of the header that proposes another protocol, if the whole head is there."""
     end = data.find(b"\r\n\r\n")
-    return _UPGRADE.sub(_PASSED_OVER, data[:end]) + data[end:] if end > 0 else data
+    if end < 0 or _UPGRADE.search(data, 0, end) is None:
+        return data
+    return _UPGRADE.sub(_PASSED_OVER, data[:end]) + data[end:]

@@ -104,7 +104,9 @@ class RequestHistory:
             number=self._number, tenant=tenant, arrived_at=round(now - seconds, 3), seconds=seconds, **facts
         )
         start = int(now) // BUCKET_SECONDS * BUCKET_SECONDS
-        for ledger in (self._ledgers[None], self._ledgers.setdefault(tenant, _Ledger())):
+        if tenant not in self._ledgers:
+            self._ledgers[tenant] = _Ledger()
+        for ledger in (self._ledgers[None], self._ledgers[tenant]):
             ledger.finished.append(request)
             ledger.totals.add(request)
             if (

@@ -1,13 +1,15 @@
 """FastAPI as far as we use it: a table of routes, and what /openapi.json says of them. Knows no endpoint.
 
-    Application  app.add_middleware(…) ──► handlers of exceptions ──► table of routes
+    Application  app.add_middleware(…) ──► table of routes
     DirectRoute      endpoint(request) ──► response
+                                      └──► handlers of exceptions ──► response
 
 FastAPI's own layers are left out. They would trace, catch what Edge has caught, count a body that read_json counts, keep files
 open, and between a route and its endpoint look for parameters, dependencies and a model of the response: nothing that an
 endpoint of ours has. All of it together takes longer than to read a chat's body, and a part of it each time a token is sent.
 """
 
+import inspect
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,13 +21,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class DirectRoute(APIRoute):
-    """Calls its endpoint with the request, and sends what it returns. HEAD is a GET of which HTTP's server leaves the body out."""
+    """Calls its endpoint with the request, and sends what it returns. HEAD is a GET of which HTTP's server leaves the body out.
+
+    What an endpoint raises goes to the application's handler of its class, as Starlette would do outside of all routes. But
+    there it would have to look at every chunk that is sent, to know whether it is too late for an answer.
+    """
 
     def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await endpoint(Request(scope, receive, send))
+            request = Request(scope, receive, send)
+            try:
+                response = await endpoint(request)
+            except Exception as error:
+                handlers = scope["app"].exception_handlers
+                handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), None)
+                if handler is None:
+                    raise
+                response = handler(request, error)
+                if inspect.isawaitable(response):
+                    response = await response
+                error.__traceback__ = None  # of an error that is raised again and again it would grow
             await response(scope, receive, send)
 
         self.app = call
@@ -41,7 +58,8 @@ class DirectRoute(APIRoute):
 
 
 class Application(FastAPI):
-    """All its routes are DirectRoutes. Its outermost middleware is the last resort for whatever is raised."""
+    """All its routes are DirectRoutes. Its outermost middleware is the last resort for whatever is raised. A handler
+    of exceptions that is a plain function must be quick: no thread runs it."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -54,10 +72,10 @@ class Application(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """To the route of that very path, if there is one; else the router looks through them all."""
+        """To the route of that very path, if there is one; else Starlette's router looks through them all."""
         route = self._exact.get((scope.get("method", ""), scope.get("path", "")))
         if route is None:
-            await self.router(scope, receive, send)
+            await self._others(scope, receive, send)
             return
         scope.update(route=route, endpoint=route.endpoint, path_params={})
         await route.app(scope, receive, send)
@@ -69,7 +87,8 @@ class Application(FastAPI):
             if isinstance(route, DirectRoute) and not route.param_convertors
             for method in route.methods or ()
         }
-        stack: ASGIApp = ExceptionMiddleware(self._dispatch, handlers=self.exception_handlers)
+        self._others = ExceptionMiddleware(self.router, handlers=self.exception_handlers)
+        stack: ASGIApp = self._dispatch
         for middleware, args, kwargs in reversed(self.user_middleware):
             stack = middleware(stack, *args, **kwargs)
         return stack

@@ -8,7 +8,7 @@ from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,8 +26,10 @@ logger = logging.getLogger("trunkline.api")
 
 # What lies there needs the key; /health, /metrics, /version and the docs do not, as in vLLM.
 PROTECTED = ("/v1", "/v2", "/tokenize", "/detokenize", "/rerank", "/score")
+_BELOW = tuple(f"{path}/" for path in PROTECTED)
 LONGEST_IGNORED = 40  # characters of a field's name in x-ignored-fields, which are percent-encoded if they are no ASCII
 LONGEST_HEADER = 500  # characters of x-ignored-fields: proxies take only so much
+_Headers = dict[bytes, bytes]  # of a request, by their names in small letters; of several of one name the first
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into a header and into the log
 
 
@@ -60,8 +62,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
+        headers: _Headers = dict(reversed(scope["headers"]))
+        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"req_{secrets.token_hex(16)}"
         record = Record(request_id)
@@ -70,7 +72,9 @@ class Edge:
         _tidy_path(scope)
         is_told = _is_protected(scope["path"])
         token, names = logs.request_id.set(request_id), ignored_fields.set(record.ignored)
-        span = self._tracing.begin(headers, record) if self._tracing is not None and _is_traced(scope) else None
+        span = None
+        if self._tracing is not None and _is_traced(scope):
+            span = self._tracing.begin(Headers(scope=scope), record)
         try:
             await self._answer(scope, receive, send, headers, record)
         finally:
@@ -82,16 +86,16 @@ class Edge:
             ignored_fields.reset(names)
             logs.request_id.reset(token)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: Headers, record: Record) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, headers: _Headers, record: Record) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                answer = MutableHeaders(scope=message)
-                answer["x-request-id"] = record.request_id
-                answer["openai-processing-ms"] = str(round(1000 * (time.perf_counter() - record.arrived)))
+                milliseconds = round(1000 * (time.perf_counter() - record.arrived))
+                own = [(b"x-request-id", record.request_id.encode()), (b"openai-processing-ms", b"%d" % milliseconds)]
                 if record.ignored:
                     named = ", ".join(quote(name[:LONGEST_IGNORED], safe="[]") for name in record.ignored)
-                    answer["x-ignored-fields"] = named[:LONGEST_HEADER]
+                    own.append((b"x-ignored-fields", named[:LONGEST_HEADER].encode()))
+                message["headers"] = [*message["headers"], *own]
             await send(message)
 
         caller = self._keys.caller(_key(headers))
@@ -122,7 +126,7 @@ def caller_of(request: Request) -> Caller:
 
 
 def _is_protected(path: str) -> bool:
-    return any(path == protected or path.startswith(protected + "/") for protected in PROTECTED)
+    return path in PROTECTED or path.startswith(_BELOW)
 
 
 def _is_traced(scope: Scope) -> bool:
@@ -130,17 +134,17 @@ def _is_traced(scope: Scope) -> bool:
     return scope["method"] == "POST" and _is_protected(scope["path"])
 
 
-def _key(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+def _key(headers: _Headers) -> str:
+    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get(b"x-api-key", b"").decode("latin-1")
 
 
-def _unauthorized(headers: Headers) -> RequestError:
+def _unauthorized(headers: _Headers) -> RequestError:
     if _key(headers):
         return Unauthorized("The API key is none of those this server was started with.")
     return Unauthorized("An API key is required: send 'Authorization: Bearer YOUR_KEY'.")
 
 
 def _tidy_path(scope: MutableMapping[str, Any]) -> None:
-    path = re.sub("/{2,}", "/", scope["path"])
+    path = re.sub("/{2,}", "/", scope["path"]) if "//" in scope["path"] else scope["path"]
     scope["path"] = path.rstrip("/") or "/"

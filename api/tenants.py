@@ -112,7 +112,9 @@ class Keys:
 
     def caller(self, key: str) -> Caller | None:
         """Who sends `key`; "" is no key. It takes the same time whichever it is, and however much of it is right."""
-        found, digest = self._anonymous, _digest(key)
+        if self._anonymous is not None:
+            return self._anonymous
+        found, digest = None, _digest(key)
         for known, caller in self._known:
             if hmac.compare_digest(known, digest):
                 found = caller

@@ -36,6 +36,15 @@ def test_text_has_the_short_facts() -> None:
     assert TextFormatter("engine").format(record("%d pages", 3)).endswith(" [engine] 3 pages")
 
 
+def test_every_line_has_its_own_time() -> None:
+    formatter, made = TextFormatter("api"), record("so")
+    shown = []
+    for seconds in (0.0, 0.9, 1.0, 61.0, 0.0):
+        made.created = 1777896000.0 + seconds
+        shown.append(formatter.format(made).split(" ")[1][-5:])
+    assert shown == ["00:00", "00:00", "00:01", "01:01", "00:00"]
+
+
 def test_json_has_all_facts() -> None:
     line = as_json(record("request", **FACTS))
     assert datetime.fromisoformat(line.pop("time")).timestamp() == 1777896000.25
@@ -87,6 +96,8 @@ def test_configure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
+    for setting in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, setting, getattr(logging, setting))
     configure("api", "json")
     try:
         logging.getLogger("uvicorn.error").warning("of others, too")

@@ -36,6 +36,9 @@ def configure(process: str, log_format: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.captureWarnings(log_format == "json")
+    # No line shows where it comes from. To find that out for each takes as long as to write it (docs.python.org, Logging HOWTO).
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def facts(everything: Mapping[str, Any], *, short: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +51,13 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(levelname)s %(asctime)s [{process}] %(message)s", datefmt="%H:%M:%S")
+        self._second = -1  # of Unix time; that of the line before
+        self._time = ""  # as it is shown
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if int(record.created) != self._second:
+            self._second, self._time = int(record.created), super().formatTime(record, datefmt)
+        return self._time
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         pairs = {**getattr(record, _SHORT, {}), **_context()}

@@ -61,11 +61,12 @@ async def start_chat(request: Request, chat: ChatRequest, answer_id: str) -> Sta
     sampling = chat.sampling(service.sampling_defaults, service.grammar_defaults)
     pin, caller = chat.pin(), caller_of(request)
     prompt = await read_chat(service.llm, chat, tenant=caller.tenant)
+    use = chat.tool_use()
     plan = service.dialect.plan(
-        chat.tool_use(),
+        use,
         response=sampling.constraint,
         prompt=prompt.text,
-        options=chat.constraint_options(service.grammar_defaults),
+        options=chat.constraint_options(service.grammar_defaults) if use is not None else {},
         asked_to_think=asked_to_think(chat.chat_template_kwargs),
         shows_thoughts=chat.include_reasoning is not False,
     )

@@ -50,7 +50,8 @@ def read_fields(
     Raises InvalidParameter, also for an unknown field that looks like a constraint.
     """
     parsed = validated(model, body)
-    if unknown := {name for name in body if name not in model.model_fields and name not in others}:
+    unknown = body.keys() - model.model_fields.keys()
+    if unknown and (unknown := unknown.difference(others)):
         refuse_misspelt(body, unknown)
         treat_unknown(unknown, model.model_fields.keys() | set(others), strict=strict)
     return parsed
@@ -66,6 +67,8 @@ def validated(model: type[Model], body: dict[str, Any]) -> Model:
 
 def refuse_unsupported(body: dict[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises InvalidParameter for a field whose value asks for what we cannot do."""
+    if unsupported.keys().isdisjoint(body):
+        return
     for param, harmless in unsupported.items():
         if param in body and not any(body[param] == value and type(body[param]) is type(value) for value in harmless):
             raise _unsupported(param, body[param], harmless)

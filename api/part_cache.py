@@ -37,15 +37,21 @@ class PartCache:
         Raises InvalidParameter for half a surrogate pair.
         """
         parts = self._tokenizer.cut(text)
-        ids = {part: known for part in parts if (known := self._known.get((owner, part))) is not None}
-        new = [part for part in dict.fromkeys(parts) if part not in ids]
-        if sum(map(len, new)) < LONG_TEXT:
-            ids |= self._encode(new)
-        else:
-            ids |= await asyncio.to_thread(self._encode, new)
-        for part, token_ids in ids.items():
-            self._remember(owner, part, token_ids)
-        return list(chain.from_iterable(ids[part] for part in parts))
+        ids: dict[str, array[int]] = {}
+        new: list[str] = []
+        for part in dict.fromkeys(parts):
+            if (known := self._known.get((owner, part))) is None:
+                new.append(part)
+            else:
+                ids[part] = known
+                self._known.move_to_end((owner, part))
+        if new:
+            is_long = sum(map(len, new)) >= LONG_TEXT
+            made = await asyncio.to_thread(self._encode, new) if is_long else self._encode(new)
+            for part, token_ids in made.items():
+                ids[part] = token_ids
+                self._remember(owner, part, token_ids)
+        return list(chain.from_iterable(map(ids.__getitem__, parts)))
 
     def _encode(self, parts: Sequence[str]) -> dict[str, "array[int]"]:
         return {part: array("i", self._tokenizer.encode(part, add_special_tokens=False)) for part in parts}
@@ -58,4 +64,4 @@ class PartCache:
                 (_, oldest), _ = self._known.popitem(last=False)
                 self._room += len(oldest) + PART_OVERHEAD
         self._known[owner, part] = token_ids
-        self._known.move_to_end((owner, part))
+        self._known.move_to_end((owner, part))  # another request may have put it there meanwhile

@@ -140,8 +140,9 @@ class GenerationRequest(ConstraintFields):
         parsed = read_fields(cls, body, others=cls.unsupported.keys(), strict=strict)
         if isinstance(options := body.get("stream_options"), dict):
             refuse_many(options, "stream_options")
-            known = {f"stream_options.{name}" for name in StreamOptions.model_fields}
-            treat_unknown({f"stream_options.{name}" for name in options} - known, known, strict=strict)
+            if unknown := options.keys() - StreamOptions.model_fields.keys():
+                known = [f"stream_options.{name}" for name in StreamOptions.model_fields]
+                treat_unknown([f"stream_options.{name}" for name in unknown], known, strict=strict)
         if body.get("stream_options") is not None and not parsed.stream:
             raise InvalidParameter("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         if parsed.prompt_logprobs is not None and parsed.stream:
@@ -156,7 +157,8 @@ class GenerationRequest(ConstraintFields):
 
         Raises InvalidParameter for a value out of range.
         """
-        given: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN if getattr(self, name) is not None}
+        plain = self.model_fields_set & _PLAIN
+        given: dict[str, Any] = {name: value for name in plain if (value := getattr(self, name)) is not None}
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
@@ -215,20 +217,22 @@ class GenerationRequest(ConstraintFields):
 
 
 # Fields that SamplingParams has under the same name and type.
-_PLAIN = (
-    "n",
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
+_PLAIN = frozenset(
+    (
+        "n",
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "min_tokens",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+    )
 )
 
 

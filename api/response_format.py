@@ -286,6 +286,8 @@ class ConstraintFields(BaseModel):
 
     def constraint(self, defaults: GrammarDefaults) -> Constraint | None:
         """What the answer must follow; None: it is free. Raises InvalidParameter."""
+        if self.model_fields_set.isdisjoint(ConstraintFields.model_fields):
+            return None
         options = self.constraint_options(defaults)
         given = self.given_constraints()
         if not given:

@@ -358,7 +358,8 @@ class AsyncLLM:
         sampling.check_vocabulary(ready.vocab_size)
         check_writes(self.checkpoint.config.has_head, sampling)
         bad_words = bad_word_ids(self.tokenizer, sampling.bad_words)
-        continuations = sampling.continuations()
+        # Neither text nor what it must follow are the engine's business: it gets a grammar.
+        continuations = sampling.continuations(stop=(), constraint=None, bad_words=())
         requests: list[Generate] = []
         choices: dict[str, OutputProcessor] = {}
         for prompt in prompts:
@@ -370,7 +371,7 @@ class AsyncLLM:
                 name = f"{request_id}-{next(self._numbers)}"
                 choices[name] = OutputProcessor(
                     self.tokenizer,
-                    params,
+                    sampling,
                     eos_token_ids=ready.eos_token_ids,
                     index=len(requests),
                     shown_ids=shown_ids,
@@ -379,8 +380,7 @@ class AsyncLLM:
                     Generate(
                         request_id=name,
                         prompt=array("i", prompt).tobytes(),
-                        # Neither text nor what it must follow are the engine's business: it gets a grammar.
-                        sampling=params.changed(stop=(), constraint=None, bad_words=()),
+                        sampling=params,
                         bad_words=bad_words,
                         grammar=grammar,
                         priority=priority,

@@ -206,10 +206,11 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
             cause = "" if longest == max_model_len else f" (The whole KV cache holds {longest} tokens.)"
             raise ContextLengthExceeded(limit=longest, seen=num_prompt, what=what, cause=cause)
 
-    def continuations(self) -> "list[SamplingParams]":
-        """One for each of the `n` continuations: itself with n = 1, and the seed + i modulo 2**64 for continuation i."""
+    def continuations(self, **values: Any) -> "list[SamplingParams]":
+        """One for each of the `n` continuations: itself with n = 1, and the seed + i modulo 2**64 for continuation i; and with
+        `values` as `changed` takes them."""
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        return [self.changed(n=1, seed=(seed + i) % 2**64) for i in range(self.n)]
+        return [self.changed(n=1, seed=(seed + i) % 2**64, **values) for i in range(self.n)]
 
     def changed(self, **values: Any) -> "SamplingParams":
         """A copy with other values, known to be valid: unlike msgspec.structs.replace it does not check them all once more."""
@@ -230,11 +231,15 @@ class SamplingParams(msgspec.Struct, metaclass=_WithNames, frozen=True, kw_only=
 
 
 def _integer(param: str, seen: Any, low: int, high: int) -> None:
+    if type(seen) is int and low <= seen <= high:  # nearly always
+        return
     if isinstance(seen, bool) or not isinstance(seen, int) or not low <= seen <= high:
         raise InvalidParameter.of(param, seen, f"an integer from {low} to {high}")
 
 
 def _number(param: str, seen: Any, low: float, high: float) -> None:
+    if type(seen) is float and low <= seen <= high:  # nearly always
+        return
     if (
         isinstance(seen, bool)
         or not isinstance(seen, int | float)

@@ -115,7 +115,7 @@ async def warm(request: Request) -> Response:
         what=_what(body),
         observer=service.observe(request, answer_id),
     )
-    if not await finish_or_disconnect(generation, request.receive):
+    if not await finish_or_disconnect(generation, request):
         raise ClientDisconnect
     (choice,) = generation.choices
     warmed = Warmed(

@@ -100,7 +100,7 @@ async def chat_completions(request: Request) -> Response:
     answer = ChatAnswer(chat, model, answer_id, plan, constrained, reports, prompt.documents_order)
     if chat.stream:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
-    if not await finish_or_disconnect(generation, request.receive):
+    if not await finish_or_disconnect(generation, request):
         raise ClientDisconnect
     return json_response(await answer.whole(generation))
 

@@ -57,7 +57,7 @@ async def completions(request: Request) -> Response:
     )
     if completion.stream:
         return EventStream(generation, answer.chunks(generation), on_error=service.count_failure)
-    if not await finish_or_disconnect(generation, request.receive):
+    if not await finish_or_disconnect(generation, request):
         raise ClientDisconnect
     return json_response(await answer.whole(generation))
 

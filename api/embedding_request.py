@@ -170,7 +170,7 @@ async def embed(
         what=param,
         observer=service.observe(request, answer_id),
     )
-    if not await finish_or_disconnect(generation, request.receive):
+    if not await finish_or_disconnect(generation, request):
         raise ClientDisconnect
     vectors = [plan.finish(choice.embedding) for choice in generation.choices]
     num_tokens, usage = sum(map(len, prompts)), generation.usage

@@ -38,7 +38,7 @@ async def messages(request: Request) -> Response:
     answer = MessageAnswer(answer_id, started)
     if body.stream:
         return MessageStream(generation, answer.events(generation), on_error=service.count_failure)
-    if not await finish_or_disconnect(generation, request.receive):
+    if not await finish_or_disconnect(generation, request):
         raise ClientDisconnect
     return json_response(await answer.whole(generation))
 

@@ -79,7 +79,7 @@ async def create_response(request: Request) -> Response:
     if wanted.stream:
         return ResponseStream(answer, started.generation, on_error=service.count_failure)
     with in_own_words(conversation.places):
-        if not await finish_or_disconnect(started.generation, request.receive):
+        if not await finish_or_disconnect(started.generation, request):
             raise ClientDisconnect
         return json_response(await answer.whole())
 

@@ -1,4 +1,4 @@
-"""Server-sent events, as OpenAI's clients read them, and the watch over the connection behind a response.
+"""Server-sent events, as OpenAI's clients read them, and waiting for an answer in one piece.
 
     data: {"id": …, "choices": […]}\\n\\n        one frame per chunk; those that arrive together are written together
     : ping\\n\\n                                  while nothing else was written for a while: keeps proxies from closing
@@ -14,9 +14,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from trunkline.api.disconnect import on_disconnect
 from trunkline.api.errors import InternalError, as_request_error, envelope, error_response
 from trunkline.api.generation import Generation
 from trunkline.errors import RequestError, TrunklineError
@@ -37,24 +39,18 @@ def data(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def finish_or_disconnect(generation: Generation, receive: Receive) -> bool:
+async def finish_or_disconnect(generation: Generation, request: Request) -> bool:
     """Let a generation run to its end for a response that is not streamed.
 
     Returns False if the client went away first; the generation is closed then. Raises what the generation raises.
     """
-    watch = asyncio.create_task(_close_on_disconnect(generation, receive))
+    end_watch = on_disconnect(request.scope, request.receive, generation.close)
     try:
         await generation.finish()
     finally:
-        watch.cancel()
+        end_watch()
         generation.close()
     return all(choice.finished for choice in generation.choices)
-
-
-async def _close_on_disconnect(generation: Generation, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    generation.close()
 
 
 class EventStream(Response):
@@ -85,7 +81,7 @@ class EventStream(Response):
         self._pinging: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watch = asyncio.create_task(_close_on_disconnect(self._generation, receive))
+        end_watch = on_disconnect(scope, receive, self._generation.close)
         self._look_later(send)
         try:
             try:
@@ -96,7 +92,7 @@ class EventStream(Response):
                         else:  # all there is has arrived, so that it is written at once
                             self._held += b"".join(frames)
             finally:
-                watch.cancel()
+                end_watch()
                 self._next_look.cancel()
                 if self._pinging is not None:
                     self._pinging.cancel()

@@ -57,10 +57,10 @@ class ChatTemplate:
         """Raises StartupError if the template does not compile."""
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = _Environment(now)
+        self._environment = environment = _Environment(now)
         try:
             self._template = environment.from_string(source)
-            self._globals = dict(self._template.globals)
+            self._known = {**self._template.globals, **self._special_tokens}
             self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(
@@ -101,8 +101,7 @@ class ChatTemplate:
         chat = normalize_messages(messages)
         if continue_final_message:
             chat[-1]["content"] += _TAG + " "
-        variables = {"documents": documents or None, "add_generation_prompt": add_generation_prompt}
-        variables = self._special_tokens | extra | variables
+        variables = {**extra, "documents": documents or None, "add_generation_prompt": add_generation_prompt}
         if self.knows_tools:
             prompt = self._render(variables | {"messages": chat, "tools": tools or None})
         else:
@@ -143,8 +142,9 @@ class ChatTemplate:
         room = MAX_PROMPT_CHARACTERS
         _steps.set(_Steps())
         try:
-            # As Template.generate, which copies all globals out of a chain of mappings each time.
-            context = self._template.new_context({**self._globals, **variables}, shared=True)
+            # As Template.generate, which copies all globals out of a chain of mappings each time, and their names.
+            template, known = self._template, {**self._known, **variables}
+            context = jinja2.runtime.new_context(self._environment, template.name, template.blocks, known, shared=True)
             for piece in self._template.root_render_func(context):
                 room -= len(piece)
                 if room < 0:

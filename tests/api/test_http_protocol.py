@@ -1,12 +1,15 @@
 """What uvicorn's HTTP/1.1 does not do for us: proposals of another protocol are passed over, and heads have an end."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
 from trunkline.api import http_protocol
+from trunkline.api.disconnect import on_disconnect
 from trunkline.api.http_protocol import HttpProtocol
 
 # As the first request of Java's HTTP client has it.
@@ -84,3 +87,88 @@ async def test_many_requests_together_are_longer_than_a_head_may_be(monkeypatch:
     monkeypatch.setattr(http_protocol, "MAX_HEAD", 1000)
     several = [request(b"x" * 2000, b"X-Long: %s\r\n" % (b"x" * 300))] * 5
     assert (await exchange(*several, LAST)).count(b"HTTP/1.1 200 OK") == 6
+
+
+class Client:
+    """A connection to a server of it alone, whose application watches for its end and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers, self.told = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.body = b""
+        self.num_told = 0
+        self.writer: asyncio.StreamWriter
+
+    async def application(self, scope, receive, send) -> None:
+        while (message := await receive()).get("more_body"):
+            self.body += message["body"]
+        self.body += message["body"]
+        before = asyncio.all_tasks()
+        end_watch = on_disconnect(scope, receive, self.tell)
+        self.tasks = asyncio.all_tasks() - before
+        self.asked.set()
+        await self.answers.wait()
+        end_watch()
+        end_watch()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    def tell(self) -> None:
+        self.num_told += 1
+        self.told.set()
+
+    @contextlib.asynccontextmanager
+    async def connect(self, *requests: bytes) -> AsyncIterator[asyncio.StreamReader]:
+        config = uvicorn.Config(self.application, interface="asgi3", lifespan="off", ws="none", log_config=None)
+        config.load()
+        state = ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: HttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        )
+        async with server:
+            reader, self.writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            self.writer.write(b"".join(requests))
+            await asyncio.wait_for(self.asked.wait(), 10)
+            yield reader
+            self.answers.set()
+            self.writer.close()
+
+
+@pytest.mark.parametrize("size", [4, 10 * 2**20])
+async def test_the_end_of_a_connection_is_told_while_a_request_is_answered(size: int) -> None:
+    """Of a body that is longer than what uvicorn reads ahead, too: it stops reading then."""
+    client = Client()
+    async with client.connect(request(b"x" * size)):
+        assert client.num_told == 0 and len(client.body) == size
+        assert not client.tasks, "none only to watch"
+        client.writer.close()
+        await asyncio.wait_for(client.told.wait(), 10)
+    assert client.num_told == 1
+
+
+async def test_the_end_of_a_connection_is_told_of_requests_sent_together() -> None:
+    """The first is answered, the others wait for it."""
+    client = Client()
+    async with client.connect(request(b"1"), request(b"2")):
+        client.writer.close()
+        await asyncio.wait_for(client.told.wait(), 10)
+
+
+async def test_nothing_is_told_after_the_end_of_a_watch() -> None:
+    client = Client()
+    async with client.connect(request(b"1")) as reader:
+        client.answers.set()
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        client.writer.close()
+        await client.writer.wait_closed()
+        await asyncio.sleep(0.05)
+    assert client.num_told == 0
+
+
+async def test_a_watch_over_a_connection_that_is_lost() -> None:
+    config = uvicorn.Config(echo, lifespan="off", ws="none", log_config=None)
+    config.load()
+    protocol = HttpProtocol(config=config, server_state=ServerState(), app_state={})
+    protocol.connection_lost(OSError())
+    told = asyncio.Event()
+    protocol._watch(told.set)
+    await asyncio.wait_for(told.wait(), 5)

@@ -1,5 +1,8 @@
 """FastAPI with few layers: requests reach the same endpoints, and errors the same handlers, as with all of them."""
 
+import threading
+import traceback
+
 import httpx
 import pytest
 from starlette.requests import Request
@@ -77,3 +80,37 @@ def test_a_path_leads_where_the_router_would_send_it() -> None:
         scope = {"type": "http", "method": method, "path": path, "root_path": ""}
         first = next(candidate for candidate in app.routes if candidate.matches(dict(scope))[0] is Match.FULL)
         assert isinstance(route, DirectRoute) and first is route, (method, path)
+
+
+@pytest.mark.parametrize("path", ["/again", "/again/7"])
+async def test_plain_functions_handle_exceptions_which_keep_no_trace_of_it(path: str) -> None:
+    """In the loop's own thread. An error may be raised for every request from its beginning on."""
+    error, threads = LookupError("gone"), []
+
+    async def raise_it(_request: Request) -> Response:
+        raise error
+
+    def on_lookup_error(_request: Request, raised: Exception) -> Response:
+        threads.append(threading.current_thread())
+        return PlainTextResponse(f"{raised} {len(traceback.extract_tb(raised.__traceback__))}", status_code=410)
+
+    app = Application()
+    app.add_api_route("/again", raise_it, methods=["GET"], response_model=None)
+    app.add_api_route("/again/{number}", raise_it, methods=["GET"], response_model=None)
+    app.add_exception_handler(LookupError, on_lookup_error)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        answers = [await client.get(path) for _ in range(3)]
+    assert [(answer.status_code, answer.text) for answer in answers] == [(410, answers[0].text)] * 3
+    assert set(threads) == {threading.current_thread()}
+    assert error.__traceback__ is None
+
+
+async def test_what_nobody_handles_comes_out() -> None:
+    async def raise_it(_request: Request) -> Response:
+        raise ZeroDivisionError
+
+    app = Application()
+    app.add_api_route("/bug", raise_it, methods=["GET"], response_model=None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.get("/bug")

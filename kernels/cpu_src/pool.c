@@ -3,11 +3,24 @@
  * Other processes (the API, a load generator) want the same cores, so nothing here waits for a thread that has nothing
  * to say:
  *
- *   - Tasks are drawn one by one from a counter. A thread that the system takes off its core holds up at most one task.
+ *   - Tasks are drawn one by one. A thread that the system takes off its core holds up at most one task.
  *   - The caller works too, and at the end waits only for helpers that have entered the job, never for one asleep.
  *     (OpenMP's barrier waits for everybody: one late thread holds up every layer of every step.)
  *   - A helper without a job spins for some fifty microseconds, longer than the gap between two operations of a step,
  *     and then sleeps. While it spins it keeps offering its core: two threads on one core are as fast as one.
+ *
+ * Neighbouring tasks read neighbouring memory, so each thread has a range of its own, a T-th of all tasks, and draws them in
+ * order: what a task fetches ahead is what the same core works on next. A thread whose range is empty helps with the others',
+ * from their ends, where nothing has been fetched yet; a range that nobody has begun (its thread sleeps) it takes over from the
+ * front. For 12 tasks and three threads, the last of which sleeps:
+ *
+ *     thread 0    0 1 2 3 11
+ *     thread 1    4 5 6 7 8 9 10        done first, so it takes over the third range; thread 0 then helps it
+ *
+ * Both sides of a range are drawn from by one atomic addition to one number, `drawn`: in its low half is how many tasks were
+ * asked for at the front, in its high half, at the end. Whoever finds that the halves, before his own addition, sum up to less
+ * than the range has a task, and no other has the same: those from the front are numbered upwards, those from the end downwards,
+ * and they meet where the sum is the range's length.
  *
  * The protocol. `open` is the number of the job that may be entered, 0 when none may. A helper first counts itself into
  * `inside`, then looks at `open` again; the caller first closes `open`, then looks at `inside`. All four accesses are
@@ -28,6 +41,15 @@
 
 enum { MAX_THREADS = 256, SPINS = 2000 };
 
+#define FROM_FRONT 1ull
+#define FROM_END (1ull << 32)
+
+/* Tasks first … first + count - 1, and how many of them were asked for: at the front, and in the high half at the end. */
+struct range {
+    _Alignas(64) atomic_ullong drawn;
+    int first, count;
+};
+
 struct pool {
     int threads; /* the caller's thread included */
     pid_t process;
@@ -40,9 +62,8 @@ struct pool {
 
     task_function *run;
     const void *job;
-    int tasks;
     unsigned jobs; /* opened so far */
-    _Alignas(64) atomic_int next_task;
+    struct range ranges[MAX_THREADS];
     _Alignas(64) atomic_uint open;
     _Alignas(64) atomic_int inside;
 
@@ -67,11 +88,38 @@ INLINE void wait_a_little(unsigned turn) {
     if (turn % 32 == 31) sched_yield();
 }
 
-static void draw_tasks(struct pool *pool, int thread) {
-    for (;;) {
-        int task = atomic_fetch_add_explicit(&pool->next_task, 1, memory_order_relaxed);
-        if (task >= pool->tasks) return;
-        pool->run(pool->job, task, pool->scratch[thread]);
+/* Of `tasks`, where the range of a thread begins; behind the last thread's, the end. */
+static int range_start(const struct pool *pool, int tasks, int thread) {
+    return (int)((long)tasks * thread / pool->threads);
+}
+
+static void fill_ranges(struct pool *pool, int tasks) {
+    for (int thread = 0; thread < pool->threads; thread++) {
+        struct range *range = pool->ranges + thread;
+        range->first = range_start(pool, tasks, thread);
+        range->count = range_start(pool, tasks, thread + 1) - range->first;
+        atomic_store_explicit(&range->drawn, 0, memory_order_relaxed); /* opening the door makes all this visible */
+    }
+}
+
+/* How many tasks of a range were asked for so far, at both sides. */
+static int asked_for(unsigned long long drawn) { return (int)(drawn % FROM_END + drawn / FROM_END); }
+
+/* The next task from a side of a range; -1 if there is none left. */
+static int draw_task(struct range *range, unsigned long long side) {
+    unsigned long long drawn = atomic_fetch_add_explicit(&range->drawn, side, memory_order_relaxed);
+    if (asked_for(drawn) >= range->count) return -1;
+    return range->first + (int)(side == FROM_FRONT ? drawn % FROM_END : range->count - 1 - drawn / FROM_END);
+}
+
+/* First a thread's own range, then what is left of the others'. */
+static void work(struct pool *pool, int thread) {
+    for (int i = 0; i < pool->threads; i++) {
+        struct range *range = pool->ranges + (thread + i) % pool->threads;
+        unsigned long long drawn = atomic_load_explicit(&range->drawn, memory_order_relaxed);
+        if (asked_for(drawn) >= range->count) continue;
+        unsigned long long side = i == 0 || drawn % FROM_END == 0 ? FROM_FRONT : FROM_END;
+        for (int task; (task = draw_task(range, side)) >= 0;) pool->run(pool->job, task, pool->scratch[thread]);
     }
 }
 
@@ -109,7 +157,7 @@ static void *help(void *argument) {
         unsigned job = atomic_load(&pool->open);
         if (job == 0) continue;
         atomic_fetch_add(&pool->inside, 1);
-        if (atomic_load(&pool->open) == job) draw_tasks(pool, self.index);
+        if (atomic_load(&pool->open) == job) work(pool, self.index);
         atomic_fetch_sub(&pool->inside, 1);
         seen = job;
     }
@@ -152,12 +200,11 @@ int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, 
     } else if (!failed) {
         pool->run = run;
         pool->job = job;
-        pool->tasks = tasks;
-        atomic_store(&pool->next_task, 0);
+        fill_ranges(pool, tasks);
         if (++pool->jobs == 0) ++pool->jobs;
         atomic_store(&pool->open, pool->jobs);
         if (atomic_load(&pool->asleep) > 0) wake_helpers(pool);
-        draw_tasks(pool, 0);
+        work(pool, 0);
         atomic_store(&pool->open, 0);
         for (unsigned turn = 0; atomic_load(&pool->inside) > 0; turn++) wait_a_little(turn);
     }

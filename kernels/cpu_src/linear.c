@@ -138,16 +138,29 @@ static void multiply_bfloat16(const void *job, int task, void *scratch) {
     multiply_task(BFLOAT16, job, task, scratch);
 }
 
+/* Fills in how the product is cut into tasks. Returns how many there are. */
+static int cut_product(const struct pool *pool, struct linear *job) {
+    int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
+    job->panels = (job->n + PANEL - 1) / PANEL;
+    job->panels_per_task = (job->panels + wanted - 1) / wanted;
+    job->groups = (job->panels + job->panels_per_task - 1) / job->panels_per_task;
+    return (job->rows + ROW_BLOCK - 1) / ROW_BLOCK * job->groups;
+}
+
+struct reading linear_reading(const struct pool *pool, const void *weights, int rows, int n, int k, int format) {
+    struct linear job = {.rows = rows, .n = n, .k = k};
+    int tasks = cut_product(pool, &job);
+    if (tasks > job.groups) return (struct reading){0};
+    return (struct reading){weights, tasks, (size_t)job.panels_per_task * k * PANEL * format_bytes(format)};
+}
+
 EXPORT int trunkline_panel(void) { return PANEL; }
 
 EXPORT int trunkline_linear(struct pool *pool, const float *x, const void *weights, const float *bias, float *y,
                             int rows, int n, int k, int format) {
     static task_function *const multiply[] = {multiply_float32, multiply_float16, multiply_bfloat16};
-    struct linear job = {x, weights, bias, y, rows, n, k, (n + PANEL - 1) / PANEL, 1, 1};
-    int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
-    job.panels_per_task = (job.panels + wanted - 1) / wanted;
-    job.groups = (job.panels + job.panels_per_task - 1) / job.panels_per_task;
-    return pool_run(pool, (rows + ROW_BLOCK - 1) / ROW_BLOCK * job.groups, multiply[format], &job, sizeof(struct desk));
+    struct linear job = {.x = x, .weights = weights, .bias = bias, .y = y, .rows = rows, .n = n, .k = k};
+    return pool_run(pool, cut_product(pool, &job), multiply[format], &job, sizeof(struct desk));
 }
 
 /* ---- packing: rows 0 … n-1 of a matrix become channels first … first+n-1 of the packed weights ---- */

@@ -31,3 +31,10 @@ int trunkline_attention(struct pool *pool, const float *q, long q_stride, const 
                         int head_dim, int page_size, int format, int window);
 
 int trunkline_gated_mul(struct pool *pool, const float *gate_up, float *out, int rows, int width, int activation);
+
+/* The weights that a matrix product reads, as its job is cut into tasks. Nothing if it has so many rows that it reads each
+ * several times: then memory is not what it waits for. */
+struct reading linear_reading(const struct pool *pool, const void *weights, int rows, int n, int k, int format);
+
+struct reading quantized_reading(const struct pool *pool, const void *weights, int rows, int n, int k, int bits, int group,
+                                 int scale_format, int offsets);

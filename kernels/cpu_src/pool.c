@@ -9,18 +9,23 @@
  *   - A helper without a job spins for some fifty microseconds, longer than the gap between two operations of a step,
  *     and then sleeps. While it spins it keeps offering its core: two threads on one core are as fast as one.
  *
- * Neighbouring tasks read neighbouring memory, so each thread has a range of its own, a T-th of all tasks, and draws them in
- * order: what a task fetches ahead is what the same core works on next. A thread whose range is empty helps with the others',
- * from their ends, where nothing has been fetched yet; a range that nobody has begun (its thread sleeps) it takes over from the
- * front. For 12 tasks and three threads, the last of which sleeps:
+ * Neighbouring tasks read neighbouring memory, so each thread has a range of its own, a T-th of all tasks, and draws
+ * them in order: what a task fetches ahead is what the same core works on next. A thread whose range is empty helps with
+ * the others', from their ends, where nothing has been fetched yet; a range that nobody has begun (its thread sleeps) it
+ * takes over from the front. For 12 tasks and three threads, the last of which sleeps:
  *
  *     thread 0    0 1 2 3 11
  *     thread 1    4 5 6 7 8 9 10        done first, so it takes over the third range; thread 0 then helps it
  *
- * Both sides of a range are drawn from by one atomic addition to one number, `drawn`: in its low half is how many tasks were
- * asked for at the front, in its high half, at the end. Whoever finds that the halves, before his own addition, sum up to less
- * than the range has a task, and no other has the same: those from the front are numbered upwards, those from the end downwards,
- * and they meet where the sum is the range's length.
+ * Both sides of a range are drawn from by one atomic addition to one number, `drawn`: in its low half is how many tasks
+ * were asked for at the front, in its high half, at the end. Who finds that the halves, before the addition, sum up to
+ * less than the range's length has a task, and nobody else has the same: tasks from the front are numbered upwards, those
+ * from the end downwards, and they meet where the sum is that length.
+ *
+ * The caller may say what a large job of its will read soon (pool_foresee). A thread that waits then fetches the beginning
+ * of its own range of that, a few cache lines between two looks at the door, instead of spinning: while one core does
+ * what is too small for two, the other one's half of the memory bandwidth is not lost. It takes what to fetch along from
+ * the last job it was in, before it leaves.
  *
  * The protocol. `open` is the number of the job that may be entered, 0 when none may. A helper first counts itself into
  * `inside`, then looks at `open` again; the caller first closes `open`, then looks at `inside`. All four accesses are
@@ -39,7 +44,13 @@
 
 #include "vector.h"
 
-enum { MAX_THREADS = 256, SPINS = 2000 };
+enum {
+    MAX_THREADS = 256,
+    SPINS = 2000,
+    LINE = 64,            /* bytes of a cache line */
+    BITE = 8 * LINE,      /* fetched between two looks at the door */
+    FETCHED = 128 * 1024, /* at most, of a thread's range: a part of its core's cache */
+};
 
 #define FROM_FRONT 1ull
 #define FROM_END (1ull << 32)
@@ -63,6 +74,7 @@ struct pool {
     task_function *run;
     const void *job;
     unsigned jobs; /* opened so far */
+    struct reading soon;
     struct range ranges[MAX_THREADS];
     _Alignas(64) atomic_uint open;
     _Alignas(64) atomic_int inside;
@@ -123,15 +135,39 @@ static void work(struct pool *pool, int thread) {
     }
 }
 
+/* What a thread may fetch while it waits. */
+struct errand {
+    const char *from;
+    size_t bytes;
+};
+
+static struct errand errand_of(const struct pool *pool, int thread) {
+    const struct reading *soon = &pool->soon;
+    size_t first = range_start(pool, soon->tasks, thread), end = range_start(pool, soon->tasks, thread + 1);
+    size_t bytes = (end - first) * soon->task_bytes;
+    return (struct errand){(const char *)soon->from + first * soon->task_bytes, bytes < FETCHED ? bytes : FETCHED};
+}
+
+/* One turn of a waiting loop: some of the errand, if there is any left. */
+static void wait_usefully(struct errand *errand, unsigned turn) {
+    if (errand->bytes < BITE) {
+        wait_a_little(turn);
+        return;
+    }
+    for (size_t at = 0; at < BITE; at += LINE) __builtin_prefetch(errand->from + at, 0, 2);
+    errand->from += BITE;
+    errand->bytes -= BITE;
+}
+
 static int has_news(struct pool *pool, unsigned seen) {
     unsigned open = atomic_load(&pool->open);
     return (open != 0 && open != seen) || atomic_load(&pool->leaving);
 }
 
-static void wait_for_news(struct pool *pool, unsigned seen) {
+static void wait_for_news(struct pool *pool, unsigned seen, struct errand *errand) {
     for (unsigned turn = 0; turn < SPINS; turn++) {
         if (has_news(pool, seen)) return;
-        wait_a_little(turn);
+        wait_usefully(errand, turn);
     }
     pthread_mutex_lock(&pool->bed);
     atomic_fetch_add(&pool->asleep, 1);
@@ -150,14 +186,18 @@ static void *help(void *argument) {
     struct helper self = *(struct helper *)argument;
     free(argument);
     struct pool *pool = self.pool;
+    struct errand errand = {0};
     unsigned seen = 0;
     for (;;) {
-        wait_for_news(pool, seen);
+        wait_for_news(pool, seen, &errand);
         if (atomic_load(&pool->leaving)) return NULL;
         unsigned job = atomic_load(&pool->open);
         if (job == 0) continue;
         atomic_fetch_add(&pool->inside, 1);
-        if (atomic_load(&pool->open) == job) work(pool, self.index);
+        if (atomic_load(&pool->open) == job) {
+            work(pool, self.index);
+            errand = errand_of(pool, self.index); /* once it has left, the caller may foresee something else */
+        }
         atomic_fetch_sub(&pool->inside, 1);
         seen = job;
     }
@@ -192,6 +232,12 @@ void *pool_hold(struct pool *pool, size_t bytes) {
 
 void pool_release(struct pool *pool) { pthread_mutex_unlock(&pool->turn); }
 
+void pool_foresee(struct pool *pool, struct reading soon) {
+    pthread_mutex_lock(&pool->turn);
+    pool->soon = soon;
+    pthread_mutex_unlock(&pool->turn);
+}
+
 int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, size_t scratch_bytes) {
     pthread_mutex_lock(&pool->turn);
     int failed = grow_scratch(pool, scratch_bytes);
@@ -206,7 +252,8 @@ int pool_run(struct pool *pool, int tasks, task_function *run, const void *job, 
         if (atomic_load(&pool->asleep) > 0) wake_helpers(pool);
         work(pool, 0);
         atomic_store(&pool->open, 0);
-        for (unsigned turn = 0; atomic_load(&pool->inside) > 0; turn++) wait_a_little(turn);
+        struct errand errand = errand_of(pool, 0);
+        for (unsigned turn = 0; atomic_load(&pool->inside) > 0; turn++) wait_usefully(&errand, turn);
     }
     pthread_mutex_unlock(&pool->turn);
     return failed;

@@ -19,3 +19,14 @@ int pool_threads(const struct pool *pool);
 void *pool_hold(struct pool *pool, size_t bytes);
 
 void pool_release(struct pool *pool);
+
+/* What a job reads: each of its tasks the same number of bytes, one behind the other. */
+struct reading {
+    const void *from;
+    int tasks; /* 0: nothing is foreseen */
+    size_t task_bytes;
+};
+
+/* From the caller's next job on, threads that wait fetch the beginning of what they will read in a later one into their
+ * caches. A hint: addresses may be anything, and that job need not come. */
+void pool_foresee(struct pool *pool, struct reading soon);

@@ -392,15 +392,23 @@ static void multiply_task(const void *argument, int task, void *scratch) {
     }
 }
 
-static int multiply_rounded(struct pool *pool, struct product *job) {
-    int cached = CACHED_BYTES / (int)(job->x.stride * sizeof(int16_t));
+/* Fills in how the product is cut into tasks. Returns how many there are. */
+static int cut_product(const struct pool *pool, struct product *job) {
+    int cached = CACHED_BYTES / (int)(row_stride(job->at.k) * sizeof(int16_t));
     job->rows_per_task = cached > FEWEST_ROWS ? cached / TILE_ROWS * TILE_ROWS : FEWEST_ROWS;
     job->panels = (job->n + PANEL - 1) / PANEL;
     int wanted = 8 * pool_threads(pool); /* tasks per block of rows: enough to even out threads, few enough to stream */
     job->panels_per_task = (job->panels + wanted - 1) / wanted;
     job->groups = (job->panels + job->panels_per_task - 1) / job->panels_per_task;
-    int tasks = (job->rows + job->rows_per_task - 1) / job->rows_per_task * job->groups;
-    return pool_run(pool, tasks, multiply_task, job, sizeof(struct desk));
+    return (job->rows + job->rows_per_task - 1) / job->rows_per_task * job->groups;
+}
+
+struct reading quantized_reading(const struct pool *pool, const void *weights, int rows, int n, int k, int bits, int group,
+                                 int scale_format, int offsets) {
+    struct product job = {.at = lay_out(k, bits, group, scale_format, offsets), .rows = rows, .n = n};
+    int tasks = cut_product(pool, &job);
+    if (tasks > job.groups) return (struct reading){0};
+    return (struct reading){weights, tasks, job.panels_per_task * job.at.panel_bytes};
 }
 
 EXPORT int trunkline_linear_quantized(struct pool *pool, const float *x, const void *weights, const float *bias,
@@ -420,7 +428,8 @@ EXPORT int trunkline_linear_quantized(struct pool *pool, const float *x, const v
         struct product product = {
             .at = at, .x = rounded, .weights = weights, .bias = bias, .y = y + (size_t)first * n, .rows = round.rows, .n = n,
         };
-        failed = pool_run(pool, tasks, round_task, &round, 0) || multiply_rounded(pool, &product);
+        failed = pool_run(pool, tasks, round_task, &round, 0) ||
+                 pool_run(pool, cut_product(pool, &product), multiply_task, &product, sizeof(struct desk));
     }
     pool_release(pool);
     return failed ? -1 : 0;

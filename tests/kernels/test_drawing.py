@@ -19,6 +19,12 @@ TASK = CFUNCTYPE(None, c_void_p, c_int, c_void_p)
 PATIENCE = 60  # seconds that a task waits for what must come: only a test that fails waits so long
 
 
+class Reading(ctypes.Structure):
+    """struct reading in cpu_src/pool.h."""
+
+    _fields_ = (("start", c_void_p), ("tasks", c_int), ("task_bytes", c_size_t))
+
+
 class Pool:
     """pool.h for Python."""
 
@@ -32,6 +38,9 @@ class Pool:
             run(number)
 
         assert self.library.pool_run(self._pool, tasks, TASK(task), None, 0) == 0
+
+    def foresee(self, reading: Reading) -> None:
+        self.library.pool_foresee(self._pool, reading)
 
     def close(self) -> None:
         self.library.trunkline_pool_destroy(self._pool)
@@ -52,7 +61,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library.trunkline_pool_create.argtypes = [c_int]
     library.trunkline_pool_threads.argtypes = library.trunkline_pool_destroy.argtypes = [c_void_p]
     library.pool_run.argtypes = [c_void_p, c_int, TASK, c_void_p, c_size_t]
-    library.trunkline_pool_destroy.restype = None
+    library.pool_foresee.argtypes = [c_void_p, Reading]
+    library.trunkline_pool_destroy.restype = library.pool_foresee.restype = None
     return library
 
 
@@ -153,3 +163,19 @@ def test_a_range_that_nobody_begins_is_taken_over_from_the_front(library: ctypes
         os._exit(0 if drawn == list(range(30)) else 1)
     assert os.waitpid(child, 0)[1] == 0
     pool.close()
+
+
+def test_what_is_foreseen_changes_nothing_else(pool: Pool) -> None:
+    """Whatever it is, even memory that is not there."""
+    buffer = ctypes.create_string_buffer(10_000)
+    for start, tasks, task_bytes in (
+        (ctypes.addressof(buffer), 10, 1000),
+        (ctypes.addressof(buffer), 1, 10_000),
+        (64, 1000, 2**20),
+        (None, 0, 0),
+    ):
+        pool.foresee(Reading(start, tasks, task_bytes))
+        for _ in range(30):
+            done: list[int] = []
+            pool.run(20, done.append)
+            assert sorted(done) == list(range(20))

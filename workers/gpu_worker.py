@@ -16,7 +16,6 @@ learns what was chosen only in `wait`: until then tokens stay on the device (Gpu
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from trunkline.workers.gpu_runner import GpuRunner
 from trunkline.workers.pooling import unsound
 from trunkline.workers.sampler import Samples
 from trunkline.workers.step_inputs import StepInputs
-from trunkline.workers.step_thread import StepThread
+from trunkline.workers.step_thread import Handle, StepThread
 from trunkline.workers.worker import check_rows, find_orphans
 
 FIRST_CAPACITY = 2**16  # numbers of a step's masks; it grows
@@ -112,11 +111,11 @@ class GpuWorker:
         self._sampling: Event | None = None  # behind the newest sampling
         self._closed = False
 
-    def submit(self, plan: Plan) -> Future[_Step]:
+    def submit(self, plan: Plan) -> Handle[_Step]:
         """Start the step, or queue it behind the one that runs."""
         return self._thread.submit(self._start, plan, depth=self.depth)
 
-    def wait(self, handle: Future[_Step]) -> StepResult:
+    def wait(self, handle: Handle[_Step]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.
 
         Raises ValueError, before anything is computed, for a plan that contradicts itself or leaves the KV storage, and

@@ -11,7 +11,7 @@ copying is all of it. The plan is all it knows: no requests, no tree, no grammar
 import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
@@ -35,7 +35,7 @@ from trunkline.workers.plan_message import LAYOUT
 from trunkline.workers.pooling import unsound
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.sampler import sample
-from trunkline.workers.step_thread import StepThread
+from trunkline.workers.step_thread import Handle, StepThread
 
 if TYPE_CHECKING:
     from trunkline.workers.gpu_runner import GpuRunner
@@ -219,14 +219,14 @@ class LocalWorker:
         self._thread = StepThread[StepResult]()
         self._previous: StepResult | None = None  # of the step that ran last; only a step touches it
 
-    def submit(self, plan: Plan) -> Future[StepResult]:
+    def submit(self, plan: Plan) -> Handle[StepResult]:
         """Start the step, or queue it behind the one that runs. A short one that nothing can go on beside waits for `wait`."""
         alone = not (self.depth or self._starts_at_once or plan.copies) and plan.masks is None
         return self._thread.submit(
             self._run, plan, depth=self.depth, when_asked=alone and plan.num_tokens <= SHORT_STEP
         )
 
-    def wait(self, handle: Future[StepResult]) -> StepResult:
+    def wait(self, handle: Handle[StepResult]) -> StepResult:
         """The result; a wait that is interrupted may be repeated.
 
         Raises ValueError, before anything is computed, for a plan that contradicts itself or leaves the KV storage.

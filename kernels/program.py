@@ -82,9 +82,8 @@ class CpuProgram:
 
     def __init__(self, kernels: "CpuKernels") -> None:
         self._kernels = kernels
-        self._places: list[tuple[int, torch.Size, torch.dtype]] | None = (
-            None  # of `fixed`, when the calls were written down
-        )
+        # Of `fixed`, when the calls were written down.
+        self._places: list[tuple[int, torch.Size, torch.dtype]] | None = None
         self._calls = np.empty(0, CALL)
         self._names: list[str] = []  # of the calls, for profiles
 

@@ -136,6 +136,7 @@ def test_without_matplotlib_nothing_is_simulated(
         (["--speed", "2", "--load", "1"], 2, "--load: not allowed with argument --speed"),
         (["--block-size", "0"], 1, "--block-size is 0; allowed is an integer of at least 1."),
         (["--plot", "/no/such/folder/x.png"], 1, "--plot is /no/such/folder/x.png, whose folder does not exist"),
+        (["--plot", "/"], 1, "--plot is /, which is a folder; name a file in it."),
         (["--policy", "best"], 2, "--policy is 'best'; allowed is one of window, fcfs,"),
         (["--tenants", "1"], 2, "--tenants is '1'; allowed are two numbers or more above 0, such as 1,10."),
         (["--tenants", "1,x"], 2, "--tenants is '1,x'; allowed are two numbers"),

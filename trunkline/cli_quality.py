@@ -152,14 +152,13 @@ def _longest_request(config: EngineConfig) -> int:
     from trunkline.inputs import check_writes
     from trunkline.kernels.select import resolve_device
     from trunkline.models.checkpoint import open_checkpoint
-    from trunkline.models.split import Split
     from trunkline.sampling import SamplingParams
     from trunkline.workers.kv_format import kv_dtype_on_cpu
 
     check_gpu(config)
     checkpoint = open_checkpoint(config.model)
     check_writes(checkpoint.config.has_head, SamplingParams())
-    Split(0, config.worker.tensor_parallel_size).check(checkpoint.config)
+    checkpoint.check_ranks(config.worker.tensor_parallel_size)
     if resolve_device(config.worker.device) == "cpu":
         kv_dtype_on_cpu(config.cache.kv_cache_dtype)
     return config.model.max_model_len or checkpoint.config.max_position_embeddings

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from trunkline.bench.output_file import check_output
 from trunkline.bench.tables import NONE
 from trunkline.cli_engine import POLICY_HELP, add_engine_flags
 from trunkline.config import POLICIES, SchedulerConfig, engine_config
@@ -246,8 +247,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.plot is not None:
         from trunkline.plots import check_matplotlib
 
-        if not args.plot.resolve().parent.is_dir():
-            raise ConfigError(f"--plot is {args.plot}, whose folder does not exist; create it first.")
+        check_output("--plot", args.plot)
         check_matplotlib("--plot")
 
 

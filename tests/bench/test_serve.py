@@ -136,6 +136,7 @@ def test_prompts_that_were_not_cold_are_told() -> None:
         (["--num-warmups", "-1"], "--num-warmups is -1"),
         (["--timeout", "0"], "--timeout is 0"),
         (["--output", "/no/such/folder/x.json"], "does not exist"),
+        (["--output", "/"], "which is a folder; name a file in it"),
     ],
 )
 def test_flags_are_checked_before_anything_runs(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trunkline.bench import load_cli
+from trunkline.bench.output_file import check_output
 from trunkline.bench.workloads import NAMES
 from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL, address
 from trunkline.errors import ConfigError, StartupError
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--num-warmups is {args.num_warmups}; allowed is 0 or more.")
     if args.timeout <= 0:
         raise ConfigError(f"--timeout is {args.timeout:g}; allowed is any number of seconds above 0.")
-    if args.output is not None and not args.output.resolve().parent.is_dir():
-        raise ConfigError(f"--output is {args.output}, whose folder does not exist; create it first.")
+    if args.output is not None:
+        check_output("--output", args.output)
     result = run_facts(args) | (load_cli.run_load(args) if is_load else asyncio.run(_measure(args, names)))
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

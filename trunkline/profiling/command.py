@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trunkline.bench.output_file import check_output
 from trunkline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,21 +36,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def check(args: argparse.Namespace) -> None:
     """Raises ConfigError for what would fail after minutes; warns of what would mislead."""
     if args.output is not None:
-        _check_writable(args.output)
+        check_output("--output", args.output)
     if args.profile and (load := os.getloadavg()[0]) > BUSY:
         logger.warning(
             "Other programs use this machine (load average %.1f): times and limits are worse than they could be.", load
         )
-
-
-def _check_writable(file: Path) -> None:
-    folder = file.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--output is {file}, whose folder does not exist; create it first.")
-    if file.is_dir():
-        raise ConfigError(f"--output is {file}, which is a folder; name a file in it.")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise ConfigError(f"--output is {file}, which may not be written; name another file.")
 
 
 def run(args: argparse.Namespace, llm: "LLM") -> tuple[dict[str, Any], str]:

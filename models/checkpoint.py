@@ -20,14 +20,26 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trunkline.config import LOAD_FORMATS, ModelSource
 from trunkline.errors import ConfigError, ModelError
-from trunkline.models.config import ARCHITECTURES, SUPPORTED, ModelConfig
+from trunkline.models.architectures import ARCHITECTURES, SUPPORTED
+from trunkline.models.config import ModelConfig
 from trunkline.models.gguf import GGUFFile, read_gguf
 from trunkline.models.gguf_blocks import PACKINGS
 from trunkline.models.json_file import read_json
 from trunkline.models.pooling import PoolingSettings
+from trunkline.models.rope import GGUFFactors
 from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
-from trunkline.models.split import WHOLE, Index, Split
-from trunkline.models.weights import Shape, gguf_name, is_redundant, is_rotary, tensor_shapes, unpermute
+from trunkline.models.split import WHOLE, Split
+from trunkline.models.weights import (
+    Index,
+    Shape,
+    gguf_place,
+    hf_place,
+    is_interleaved,
+    is_redundant,
+    stored_shapes,
+    tensor_shapes,
+    unpermute,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,7 +171,7 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     wanted, largest = source.max_model_len, checkpoint.config.max_position_embeddings
     if wanted is not None and not 1 <= wanted <= largest:
         raise ConfigError(f"--max-model-len is {wanted}; allowed is 1 to {largest}, the length the model was made for.")
-    return checkpoint
+    return replace(checkpoint, config=checkpoint.config.at_length(wanted or largest))
 
 
 def builtin_model() -> str:
@@ -239,11 +251,10 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
         if not any(name.startswith(WHOLE_MODEL) for name in stored.tensors):  # saved without the class around it
             stored = replace(stored, left_out=WHOLE_MODEL)
         config = ModelConfig.from_hf(hf_config, generation, stored_dtype=_stored_dtype(stored))
-        _check_shapes(
-            str(folder), config, {name: tensor.shape for name, tensor in stored.tensors.items()}, stored.spelled
-        )
-        _check_dtypes(folder, config, stored)
-        weights = stored
+        expected = {stored.spelled(name): shape for name, shape in stored_shapes(config, hf_place).items()}
+        _check_shapes(str(folder), config, expected, {name: tensor.shape for name, tensor in stored.tensors.items()})
+        _check_dtypes(folder, expected, stored)
+        weights = FolderWeights(stored, config)
     return Checkpoint(
         path=str(folder),
         name=_folder_name(folder),
@@ -264,7 +275,8 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
     if source.load_format == "dummy":
         weights: Weights = DummyWeights(config, source.seed)
     else:
-        _check_shapes(str(path), config, {name: tensor.shape for name, tensor in file.tensors.items()}, gguf_name)
+        found = {name: tensor.shape for name, tensor in file.tensors.items()}
+        _check_shapes(str(path), config, stored_shapes(config, gguf_place), found)
         weights = GGUFWeights(file, config)
     sampling = {ours: file.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF_SAMPLING.items()}
     if path.name == BUILTIN_FILE:
@@ -278,6 +290,18 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
         weights=weights,
         pooling=PoolingSettings.of_gguf(file.metadata, ARCHITECTURES[config.architecture].gguf),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FolderWeights:
+    """Hands out the tensors of a Hugging Face folder."""
+
+    folder: SafetensorsFolder
+    config: ModelConfig
+
+    def read(self, name: str, index: Index = ()) -> "torch.Tensor":
+        place = hf_place(name, self.config)
+        return self.folder.read(place.name, place.index(index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +320,8 @@ class GGUFWeights:
     def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         import torch
 
-        return torch.from_numpy(self._in_order(name, self.file.dequantize(gguf_name(name), index)))
+        place = gguf_place(name, self.config)
+        return torch.from_numpy(self._in_order(name, self.file.dequantize(place.name, place.index(index))))
 
     def read_packed(self, name: str, index: Index = ()) -> "torch.Tensor | QuantizedMatrix":
         """The matrix as the file has it, if it has a packed form (GGUFFile.unpack); else as `read` gives it."""
@@ -304,21 +329,21 @@ class GGUFWeights:
 
         from trunkline.kernels.quantized import QuantizedMatrix
 
-        stored = gguf_name(name)
-        blocks = self.file.unpack(stored, index)
+        place = gguf_place(name, self.config)
+        blocks = self.file.unpack(place.name, place.index(index))
         if blocks is None:
             return self.read(name, index)
 
         def tensor(part: "np.ndarray") -> torch.Tensor:
             return torch.from_numpy(self._in_order(name, part))
 
-        packing = PACKINGS[self.file.tensors[stored].kind.name]
+        packing = PACKINGS[self.file.tensors[place.name].kind.name]
         offset = None if blocks.offset is None else tensor(blocks.offset)
         return QuantizedMatrix(tensor(blocks.value), tensor(blocks.scale), offset, packing.group, packing.bits)
 
     def _in_order(self, name: str, rows: "np.ndarray") -> "np.ndarray":
         """Rows of the tensor `name`, in Hugging Face's order."""
-        return unpermute(rows, len(rows) // self.config.head_dim) if is_rotary(name) else rows
+        return unpermute(rows, len(rows) // self.config.head_dim) if is_interleaved(name, self.config) else rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,13 +361,12 @@ class DummyWeights:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         values = torch.randn(tensor_shapes(self.config)[name], generator=generator) * DUMMY_STD
         if name.endswith("norm.weight"):
-            values += 1
+            values += 1 - self.config.norm_offset
         return values[index].to(getattr(torch, self.config.dtype))
 
 
-def _check_shapes(where: str, config: ModelConfig, found: Mapping[str, Shape], spelled: Callable[[str], str]) -> None:
+def _check_shapes(where: str, config: ModelConfig, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
     """The tensors found must be the model's: none missing, none of another shape, none that would be left out."""
-    expected = {spelled(name): shape for name, shape in tensor_shapes(config).items()}
     model = f"a {config.architecture} model of {config.num_layers} layers"
     if missing := [name for name in expected if name not in found]:
         raise ModelError(
@@ -360,9 +384,9 @@ def _check_shapes(where: str, config: ModelConfig, found: Mapping[str, Shape], s
             )
 
 
-def _check_dtypes(folder: Path, config: ModelConfig, stored: SafetensorsFolder) -> None:
-    for name in tensor_shapes(config):
-        tensor = stored.tensors[stored.spelled(name)]
+def _check_dtypes(folder: Path, names: Iterable[str], stored: SafetensorsFolder) -> None:
+    for name in names:
+        tensor = stored.tensors[name]
         if tensor.dtype not in DTYPE_BYTES:
             raise ModelError(
                 f"{folder / tensor.file}: tensor '{name}' has the dtype {tensor.dtype}; those that can be read are"
@@ -394,17 +418,20 @@ def _bytes_of(tensors: Iterable[Any], kind_of: Callable[[Any], str]) -> list[tup
     return num_bytes.most_common()
 
 
-def _rope_factors(file: GGUFFile) -> tuple[float, ...]:
-    """The tensor that scales RoPE's frequencies: a few dozen numbers, part of the config rather than of the weights."""
-    tensor = file.tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return ()
-    if len(tensor.shape) != 1 or tensor.shape[0] > 1024:
-        raise ModelError(
-            f"{file.path.name}: tensor 'rope_freqs.weight' has the shape {list(tensor.shape)}; expected are at"
-            " most 1024 numbers."
-        )
-    return tuple(file.dequantize("rope_freqs.weight").tolist())
+def _rope_factors(file: GGUFFile) -> GGUFFactors:
+    """The tensors that scale RoPE's frequencies: a few dozen numbers each, part of the config rather than of the weights."""
+    names = {"every": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+    factors = {}
+    for kind, name in names.items():
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            continue
+        if len(tensor.shape) != 1 or tensor.shape[0] > 1024:
+            raise ModelError(
+                f"{file.path.name}: tensor '{name}' has the shape {list(tensor.shape)}; expected are at most 1024 numbers."
+            )
+        factors[kind] = tuple(file.dequantize(name).tolist())
+    return GGUFFactors(**factors)
 
 
 def _folder_name(folder: Path) -> str:

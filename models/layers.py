@@ -16,6 +16,7 @@ from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.interface import Batch, Kernels, KvPages, PackedLinear
 from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.models.config import ModelConfig
+from trunkline.models.rope import RopeConfig
 from trunkline.models.split import Split
 
 ROPE_POSITIONS = 4096  # of the table to begin with
@@ -57,6 +58,13 @@ class Loader:
         tensor = self._take(name)
         assert isinstance(tensor, Tensor), f"{name} is a matrix"
         return tensor.to(self.kernels.device, self.kernels.activation_dtype, copy=True)
+
+    def norm(self, name: str, config: ModelConfig) -> Tensor:
+        """A norm's weight [N] as it is multiplied by, in the dtype of activations."""
+        tensor = self._take(name)
+        assert isinstance(tensor, Tensor), f"{name} is a matrix"
+        # Added before it is rounded: a small weight beside 1 would lose what it differs by.
+        return (tensor.float() + config.norm_offset).to(self.kernels.device, self.kernels.activation_dtype)
 
     def matrix(self, name: str, rows: int = 0) -> PackedLinear:
         """[N, K], packed; zeros are added if there are fewer than `rows`."""
@@ -172,53 +180,84 @@ class Linear:
 class RopeTable:
     """Cosines and sines of positions 0, 1, …, computed in float64, kept in float32 on the device.
 
-    .upto(n)   float32 [≥ n, D]: D/2 cosines, then D/2 sines; grown by doubling, so a short chat on a long model pays for a short table
+    .upto(n)   float32 [≥ n, R]: cosines of the R/2 pairs of dimensions that are turned, then their sines; grown by doubling, so a short
+               chat on a long model pays for a short table
     .table     what there is by now: at first ROPE_POSITIONS, or the model's length if that is less
     """
 
-    def __init__(self, config: ModelConfig, device: torch.device | None = None) -> None:
-        self._frequencies = torch.tensor(config.rope.inverse_frequencies(config.head_dim), dtype=torch.float64)
+    def __init__(self, rope: RopeConfig, config: ModelConfig, device: torch.device | None = None) -> None:
+        self._frequencies = torch.tensor(rope.inverse_frequencies(config.rotary_dim), dtype=torch.float64)
+        self._factor = rope.attention_factor
         self._longest = config.max_position_embeddings
-        self.table = torch.empty(0, config.head_dim, device=device)
+        self.table = torch.empty(0, config.rotary_dim, device=device)
         self.upto(1)
 
     def upto(self, positions: int) -> Tensor:
         if positions > len(self.table):
             grown = max(min(2 * len(self.table), self._longest), min(ROPE_POSITIONS, self._longest), positions)
             angles = torch.arange(grown, dtype=torch.float64)[:, None] * self._frequencies
-            self.table = torch.cat([angles.cos(), angles.sin()], dim=1).float().to(self.table.device)
+            turns = torch.cat([angles.cos(), angles.sin()], dim=1) * self._factor
+            self.table = turns.float().to(self.table.device)
         return self.table
 
 
 class Attention:
-    """normed -> branch: q, k, v in one product, RoPE, pages, attention, output projection."""
+    """normed -> branch: q, k, v in one product, norms of q and k if the model has them, RoPE, pages, attention, output projection."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, prefix: str) -> None:
+    def __init__(self, config: ModelConfig, loader: Loader, layer: int) -> None:
         self._kernels = loader.kernels
         self._collectives = loader.collectives
-        self._scale = config.head_dim**-0.5
-        self._qkv = loader.linear([f"{prefix}.{name}_proj" for name in "qkv"], bias=config.attention_bias)
-        self._o = loader.linear([f"{prefix}.o_proj"], bias=config.attention_bias)
+        self._config = config
+        self._layer = layer
+        self._window = config.window_of(layer)
+        prefix = f"model.layers.{layer}.self_attn"
+        self._qkv = loader.linear([f"{prefix}.{name}_proj" for name in "qkv"], bias=config.qkv_bias)
+        self._q_norm, self._k_norm = (
+            loader.norm(f"{prefix}.{name}_norm.weight", config) if config.qk_norm else None for name in "qk"
+        )
+        self._o = loader.linear([f"{prefix}.o_proj"], bias=config.output_bias)
 
-    def __call__(self, a: Activations, rope: Tensor, batch: Batch, kv: KvPages, layer: int) -> None:
+    def __call__(self, a: Activations, rope: Tensor, batch: Batch, kv: KvPages) -> None:
+        """rope  the table of this layer, see RopeTable."""
+        config = self._config
         self._qkv(a.normed, out=a.qkv)
-        self._kernels.rotate_and_store(a.qkv, rope, batch, kv, layer)
-        self._kernels.attention(a.qkv, batch, kv, layer, self._scale, out=a.attended)
+        self._kernels.rotate_and_store(
+            a.qkv,
+            rope,
+            batch,
+            kv,
+            self._layer,
+            q_norm=self._q_norm,
+            k_norm=self._k_norm,
+            epsilon=config.rms_norm_eps,
+        )
+        self._kernels.attention(
+            a.qkv,
+            batch,
+            kv,
+            self._layer,
+            config.attention_scale,
+            out=a.attended,
+            window=self._window,
+            soft_cap=config.attention_soft_cap,
+        )
         self._o(a.attended, out=a.branch)
         self._collectives.all_reduce(a.branch)
 
 
 class GatedMLP:
-    """normed -> branch: down(silu(gate) * up), gate and up in one product."""
+    """normed -> branch: down(activation(gate) * up), gate and up in one product."""
 
-    def __init__(self, config: ModelConfig, loader: Loader, prefix: str) -> None:
+    def __init__(self, config: ModelConfig, loader: Loader, layer: int) -> None:
         self._kernels = loader.kernels
         self._collectives = loader.collectives
+        self._activation = config.activation
+        prefix = f"model.layers.{layer}.mlp"
         self._gate_up = loader.linear([f"{prefix}.gate_proj", f"{prefix}.up_proj"], bias=config.mlp_bias)
         self._down = loader.linear([f"{prefix}.down_proj"], bias=config.mlp_bias)
 
     def __call__(self, a: Activations) -> None:
         self._gate_up(a.normed, out=a.gate_up)
-        self._kernels.gated_mul(a.gate_up, "silu", out=a.gated)
+        self._kernels.gated_mul(a.gate_up, self._activation, out=a.gated)
         self._down(a.gated, out=a.branch)
         self._collectives.all_reduce(a.branch)

@@ -1,7 +1,7 @@
-"""Which class runs an architecture. Imported without torch: a class is imported when a model of its kind is loaded."""
+"""Which block runs an architecture. Imported without torch: a block is imported when a model of its kind is loaded."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trunkline.errors import ModelError
 
@@ -10,31 +10,47 @@ if TYPE_CHECKING:
 
     from trunkline.kernels.interface import Batch, KvPages
     from trunkline.models.config import ModelConfig
+    from trunkline.models.layers import Loader
 
-MODELS = {"llama": "trunkline.models.llama:LlamaModel"}  # architecture, a key of config.ARCHITECTURES -> module:class
+_LLAMA, _GEMMA = "trunkline.models.llama:LlamaBlock", "trunkline.models.gemma:GemmaBlock"
+BLOCKS = {  # architecture, a key of ARCHITECTURES -> module:class
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "phi3": _LLAMA,
+    "smollm3": _LLAMA,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+}
 
 
 class Model(Protocol):
-    """What a model class offers; it is made by `Class(config, loader)`."""
+    """What a worker needs of a model."""
 
     config: "ModelConfig"
 
     def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor | None") -> "Tensor":
-        """See llama.LlamaModel.forward."""
+        """See decoder.Decoder.forward."""
 
     def last_hidden(self, rows: int) -> "Tensor":
-        """See llama.LlamaModel.last_hidden."""
+        """See decoder.Decoder.last_hidden."""
 
     def grow_rope(self, positions: int) -> None:
-        """See llama.LlamaModel.grow_rope."""
+        """See decoder.Decoder.grow_rope."""
 
     def grow_activations(self, rows: int) -> None:
-        """See llama.LlamaModel.grow_activations."""
+        """See decoder.Decoder.grow_activations."""
 
 
-def model_class(architecture: str) -> Any:
-    """The class of `architecture`. Raises ModelError if there is none."""
-    if architecture not in MODELS:
-        raise ModelError(f"The architecture is '{architecture}'; those that can be run are {', '.join(MODELS)}.")
-    module, name = MODELS[architecture].split(":")
-    return getattr(import_module(module), name)
+def make_model(config: "ModelConfig", loader: "Loader") -> Model:
+    """The model of `config.architecture`, with the weights that `loader` has.
+
+    Raises ModelError if the architecture has no block, or the weights are not exactly the model's own.
+    """
+    from trunkline.models.decoder import Decoder
+
+    if config.architecture not in BLOCKS:
+        raise ModelError(f"The architecture is '{config.architecture}'; those that can be run are {', '.join(BLOCKS)}.")
+    module, name = BLOCKS[config.architecture].split(":")
+    return Decoder(config, loader, getattr(import_module(module), name))

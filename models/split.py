@@ -17,8 +17,7 @@ import msgspec
 
 from trunkline.errors import ConfigError
 from trunkline.models.config import ModelConfig
-
-Index = tuple[slice, ...]  # which part of a tensor, one slice for each of its first dimensions; (): all of it
+from trunkline.models.weights import Index
 
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 

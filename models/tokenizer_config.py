@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trunkline.errors import ModelError
-from trunkline.models.config import MAX_VOCAB
+from trunkline.models.fields import MAX_VOCAB
 from trunkline.models.json_file import read_json
 
 

@@ -1,20 +1,24 @@
-"""Which tensors a model consists of: their names, shapes, and what GGUF files call them.
+"""Which tensors a model consists of: their names, shapes, and where files keep them.
 
-    tensor_shapes(config)["model.layers.0.self_attn.q_proj.weight"]    # (576, 576), [out, in]
-    gguf_name("model.layers.0.self_attn.q_proj.weight")                # "blk.0.attn_q.weight"
+    tensor_shapes(config)["model.layers.0.self_attn.q_proj.weight"]           # (576, 576), [out, in]
+    gguf_place("model.layers.0.self_attn.q_proj.weight", config)              # Place("blk.0.attn_q.weight")
+    hf_place("model.layers.0.mlp.up_proj.weight", phi3)                       # the second half of "….mlp.gate_up_proj.weight"
 
-Names are Hugging Face's everywhere outside this file. Knows no files and no torch.
+Names are those that Hugging Face has for a Llama, everywhere outside this file. Knows no files and no torch.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
+from trunkline.models.architectures import ARCHITECTURES
 from trunkline.models.config import ModelConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
 Shape = tuple[int, ...]
+Index = tuple[slice, ...]  # which part of a tensor, one slice for each of its first dimensions; (): all of it
 
 _GGUF_MODULES = {
     "model.embed_tokens": "token_embd",
@@ -24,33 +28,66 @@ _GGUF_MODULES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_NORMED_BEHIND = {
+    "post_attention_layernorm": "post_attention_norm"
+}  # a norm of what is added, not of what the MLP reads
 _LAYERS = "model.layers."
 
 
+class Place(NamedTuple):
+    """Where a file keeps a tensor.
+
+    name  of the file's tensor
+    rows  of that which are ours; None: it is ours altogether
+    """
+
+    name: str
+    rows: slice | None = None
+
+    def index(self, part: Index) -> Index:
+        """Where in the file's tensor the part of ours lies that is at `part`."""
+        if self.rows is None:
+            return part
+        of_rows, *others = part or (slice(None),)
+        first, last, _ = of_rows.indices(self.rows.stop - self.rows.start)
+        return (slice(self.rows.start + first, self.rows.start + last), *others)
+
+
+Placing = Callable[[str, ModelConfig], Place]
+
+
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor of a Llama by name, in the order the forward pass meets them."""
+    """Every tensor of a model by name, in the order the forward pass meets them."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = {
-        "q_proj": (queries, hidden),
-        "k_proj": (keys, hidden),
-        "v_proj": (keys, hidden),
-        "o_proj": (hidden, queries),
-    }
+    qkv = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         prefix = f"{_LAYERS}{layer}."
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
-        _add_linears(shapes, prefix + "self_attn.", attention, config.attention_bias)
+        _add_linears(shapes, prefix + "self_attn.", qkv, config.qkv_bias)
+        if config.qk_norm:
+            shapes |= {f"{prefix}self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+        _add_linears(shapes, prefix + "self_attn.", {"o_proj": (hidden, queries)}, config.output_bias)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        if config.post_norms:
+            shapes[prefix + "pre_feedforward_layernorm.weight"] = (hidden,)
         _add_linears(shapes, prefix + "mlp.", mlp, config.mlp_bias)
+        if config.post_norms:
+            shapes[prefix + "post_feedforward_layernorm.weight"] = (hidden,)
     shapes["model.norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
@@ -64,13 +101,42 @@ def _add_linears(shapes: dict[str, Shape], prefix: str, linears: Mapping[str, Sh
             shapes[f"{prefix}{name}.bias"] = shape[:1]
 
 
-def gguf_name(name: str) -> str:
-    """What a llama-type GGUF file calls the tensor `name`."""
-    module, kind = name.rsplit(".", 1)
-    if module.startswith(_LAYERS):
-        layer, module = module.removeprefix(_LAYERS).split(".", 1)
-        return f"blk.{layer}.{_GGUF_MODULES[module]}.{kind}"
-    return f"{_GGUF_MODULES[module]}.{kind}"
+def hf_place(name: str, config: ModelConfig) -> Place:
+    """Where a Hugging Face folder keeps the tensor `name`: Phi-3 stacks q, k and v, and gate and up."""
+    if config.architecture != "phi3":
+        return Place(name)
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv, mlp = (queries, keys, keys), (config.intermediate_size,) * 2
+    for stack, modules, sizes in (
+        ("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), qkv),
+        ("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"), mlp),
+    ):
+        for module, last, size in zip(modules, accumulate(sizes), sizes, strict=True):
+            if name.endswith(f".{module}.weight"):
+                return Place(name.replace(module, stack), slice(last - size, last))
+    return Place(name)
+
+
+def gguf_place(name: str, config: ModelConfig) -> Place:
+    """Where a GGUF file keeps the tensor `name`: stacked where Hugging Face stacks it, under names of its own."""
+    stored, rows = hf_place(name, config)
+    modules = _GGUF_MODULES | (_NORMED_BEHIND if config.post_norms else {})
+    module, kind = stored.rsplit(".", 1)
+    if not module.startswith(_LAYERS):
+        return Place(f"{modules[module]}.{kind}")
+    layer, module = module.removeprefix(_LAYERS).split(".", 1)
+    return Place(f"blk.{layer}.{modules[module]}.{kind}", rows)
+
+
+def stored_shapes(config: ModelConfig, place: Placing) -> dict[str, Shape]:
+    """Every tensor of a file, by the file's own names."""
+    stored: dict[str, Shape] = {}
+    for name, shape in tensor_shapes(config).items():
+        where, rows = place(name, config)
+        stored[where] = (
+            shape if rows is None else (rows.stop, *shape[1:])
+        )  # the last of a stack ends where the stack does
+    return stored
 
 
 def is_redundant(name: str, config: ModelConfig) -> bool:
@@ -78,20 +144,20 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     output layer that is tied to the embedding."""
     return (
         name.endswith("rotary_emb.inv_freq")
-        or name == "rope_freqs.weight"
+        or name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
         or (name == "lm_head.weight" and config.tie_word_embeddings)
     )
 
 
-def is_rotary(name: str) -> bool:
-    """True if the rows of `name` are turned by RoPE, that is q's and k's weights and biases."""
-    return ".q_proj." in name or ".k_proj." in name
+def is_interleaved(name: str, config: ModelConfig) -> bool:
+    """True for weights and biases of q and k whose rows GGUF files keep in another order, see `unpermute`."""
+    return ARCHITECTURES[config.architecture].interleaved and (".q_proj." in name or ".k_proj." in name)
 
 
 def unpermute(values: "np.ndarray", num_heads: int) -> "np.ndarray":
     """Rows of q or k, or of some of their heads, from GGUF's order into Hugging Face's: [num_heads * head_dim, …] in and out, contiguous.
 
-    RoPE turns pairs of rows of a head. In llama-type GGUF files the two rows of pair i are neighbours, 2i and 2i+1; in
+    RoPE turns pairs of rows of a head. In some GGUF files, Llama's among them, the two rows of pair i are neighbours, 2i and 2i+1; in
     Hugging Face's order they are i and i + head_dim/2.
     """
     import numpy as np

@@ -33,7 +33,7 @@ def load_reference(path: str) -> Any:
                 rms_norm_eps=config.rms_norm_eps,
                 rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
                 tie_word_embeddings=config.tie_word_embeddings,
-                attention_bias=config.attention_bias,
+                attention_bias=config.qkv_bias,
                 mlp_bias=config.mlp_bias,
                 bos_token_id=config.bos_token_id,
                 eos_token_id=list(config.eos_token_ids),

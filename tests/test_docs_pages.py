@@ -20,6 +20,8 @@ from trunkline.cli import make_parser
 from trunkline.cli_parser import NAMES_HERE, NOT_HERE
 from trunkline.config import CacheConfig, engine_config
 from trunkline.errors import InvalidParameter
+from trunkline.models.architectures import ARCHITECTURES
+from trunkline.models.rope import GGUF_KINDS, HF_KINDS
 from trunkline.workers.gpu_memory import Footprint, size_gpu_pool
 
 DOCS = ROOT / "docs"
@@ -152,3 +154,22 @@ def test_the_index_links_every_page() -> None:
     pages = {path.name for path in DOCS.glob("*.md")} - {"index.md"}
     assert len(linked) == len(set(linked)), "a page is listed once"
     assert pages - set(linked) == set()
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_the_page_of_models_has_every_architecture() -> None:
+    rows = re.findall(
+        r"^\| `(\w+ForCausalLM)` \| `(\w+)` \| (?:`(\w+)`)? ?\|", (DOCS / "models.md").read_text(), re.MULTILINE
+    )
+    assert rows == [(a.hf, a.bare, a.gguf) for a in ARCHITECTURES.values()]
+
+
+def test_the_page_of_models_has_every_rope() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (\w+)", (DOCS / "models.md").read_text(), re.MULTILINE)
+    ropes = {name: word != "no" for name, word in rows if not name.endswith("ForCausalLM")}
+    assert set(ropes) == set(HF_KINDS)
+    assert (
+        {name for name in ropes if not ropes[name]} == {"dynamic"} == set(HF_KINDS) - {"default", "llama3", *GGUF_KINDS}
+    )

@@ -183,12 +183,12 @@ def tiny_gguf(
     file.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(file, "llama")
     _add_gguf_config(writer, tiny)
-    _add_gguf_tokenizer(writer, tiny, pre)
+    add_gguf_tokenizer(writer, tiny, pre)
     for name, values in tiny.weights().items():
         if ".q_proj." in name:
-            values = _interleave(values, tiny.num_heads)
+            values = interleave(values, tiny.num_heads)
         elif ".k_proj." in name:
-            values = _interleave(values, tiny.num_kv_heads)
+            values = interleave(values, tiny.num_kv_heads)
         module = _gguf_name(name).split(".")[-2]
         kind = gguf.GGMLQuantizationType[others.get(module, quantization)]
         if values.ndim != 2 or values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -288,7 +288,8 @@ def _add_gguf_config(writer: gguf.GGUFWriter, tiny: Tiny) -> None:
         writer.add_rope_scaling_factor(tiny.rope_scaling["factor"])
 
 
-def _add_gguf_tokenizer(writer: gguf.GGUFWriter, tiny: Tiny, pre: str) -> None:
+def add_gguf_tokenizer(writer: gguf.GGUFWriter, tiny: Tiny, pre: str) -> None:
+    """The tokenizer of `tiny_model`; `pre` as in `tiny_gguf`."""
     padding = [f"[PAD{token_id}]" for token_id in range(VOCAB_SIZE, tiny.vocab_size)]
     types = [gguf.TokenType.NORMAL] * (VOCAB_SIZE - len(SPECIAL_TOKENS)) + [gguf.TokenType.CONTROL] * len(
         SPECIAL_TOKENS
@@ -305,7 +306,7 @@ def _add_gguf_tokenizer(writer: gguf.GGUFWriter, tiny: Tiny, pre: str) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
+def interleave(values: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows as llama-type GGUF files store q and k: within a head, the two rows that RoPE pairs are neighbours."""
     halves = values.reshape(num_heads, 2, -1, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)

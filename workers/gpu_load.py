@@ -21,7 +21,7 @@ from trunkline.kernels.collectives import ALONE, Collectives
 from trunkline.kernels.select import gpu_kernels
 from trunkline.models.checkpoint import Checkpoint
 from trunkline.models.layers import Loader
-from trunkline.models.registry import model_class
+from trunkline.models.registry import make_model
 from trunkline.models.split import Split
 from trunkline.sampling import SamplingParams
 from trunkline.step import LogitsRow, Plan
@@ -75,7 +75,7 @@ def load_gpu_part(
     room = Room(scheduler.max_num_seqs, rows, max_model_len)
     try:
         loader = Loader(checkpoint.tensors(on_progress, split), kernels, dtype, ranks)
-        model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
+        model = make_model(checkpoint.config, loader)
         runner = GpuRunner(model, kernels, dtype, device, room)
         sampler = DeviceSampler(runner.config.vocab_size, room.logits_rows, device.torch_device)
     except torch.OutOfMemoryError as error:

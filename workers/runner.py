@@ -17,7 +17,7 @@ from trunkline.kernels.select import cpu_kernels
 from trunkline.models.checkpoint import Checkpoint, OnProgress
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
-from trunkline.models.registry import Model, model_class
+from trunkline.models.registry import Model, make_model
 from trunkline.models.split import Split
 from trunkline.step import CopyKind, Float64, Int32, PageCopy, Plan, UInt8
 from trunkline.workers.pooling import pooled_sums
@@ -47,7 +47,7 @@ def load_runner(
     form = choose_format(checkpoint, kernels, dtype=dtype, quantization=quantization)
     tensors = form.tensors(checkpoint, on_progress, Split(ranks.rank, ranks.size))
     loader = Loader(tensors, kernels, form.dtype, ranks)
-    model = model_class(checkpoint.config.architecture)(checkpoint.config, loader)
+    model = make_model(checkpoint.config, loader)
     return ModelRunner(model, kernels, form)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.tiny import Tiny, llama3_factors
 from trunkline.errors import ModelError
-from trunkline.models.config import ModelConfig, RopeConfig
+from trunkline.models.config import ModelConfig
+from trunkline.models.rope import GGUFFactors, RopeConfig
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -84,7 +85,7 @@ def test_optional_hf_keys_mean_what_transformers_takes_them_for():
     )
     assert (config.num_kv_heads, config.rms_norm_eps, config.dtype) == (8, 1e-6, "float32")
     assert (config.bos_token_id, config.eos_token_ids) == (None, ())
-    assert not config.tie_word_embeddings and not config.attention_bias and not config.mlp_bias
+    assert not config.tie_word_embeddings and not config.qkv_bias and not config.output_bias and not config.mlp_bias
 
 
 def test_stored_dtype_stands_in_for_a_missing_one_only():
@@ -119,9 +120,9 @@ def test_gguf_eos_ids_include_end_of_turn_and_end_of_message():
 
 def test_gguf_tensor_names_tell_ties_and_biases():
     config = ModelConfig.from_gguf(gguf(), ["token_embd.weight", "blk.0.attn_q.bias", "blk.0.ffn_gate.bias"])
-    assert config.tie_word_embeddings and config.attention_bias and config.mlp_bias
+    assert config.tie_word_embeddings and config.qkv_bias and config.mlp_bias and not config.output_bias
     config = ModelConfig.from_gguf(gguf(), ["token_embd.weight", "output.weight"])
-    assert not config.tie_word_embeddings and not config.attention_bias and not config.mlp_bias
+    assert not config.tie_word_embeddings and not config.qkv_bias and not config.output_bias and not config.mlp_bias
 
 
 def test_gguf_vocabulary_is_counted_when_no_key_says_its_size():
@@ -174,7 +175,7 @@ def test_hf_rope_old_and_new_spelling(overrides, rope):
     ],
 )
 def test_gguf_rope(overrides, factors, rope):
-    assert ModelConfig.from_gguf(gguf(**overrides), [], rope_factors=factors).rope == rope
+    assert ModelConfig.from_gguf(gguf(**overrides), [], rope_factors=GGUFFactors(every=factors)).rope == rope
 
 
 def test_frequencies_without_scaling():
@@ -238,7 +239,7 @@ def test_what_transformers_saves_is_read_back(scaling):
             {"architectures": ["GPT2LMHeadModel"]},
             "the architecture is 'GPT2LMHeadModel'; supported is LlamaForCausalLM",
         ),
-        ({"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*and llama .GGUF."),
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM.*LlamaForCausalLM.*and llama.*.GGUF."),
         ({"architectures": ..., "model_type": "gpt2"}, "the architecture is 'gpt2'"),
         ({"architectures": ..., "model_type": ...}, "'architectures' is missing; supported is"),
         ({"architectures": "LlamaForCausalLM"}, "the architecture is 'LlamaForCausalLM'"),
@@ -258,7 +259,7 @@ def test_what_transformers_saves_is_read_back(scaling):
         ({"num_attention_heads": 7}, "the hidden size is 64 and the number of heads 7; without 'head_dim'"),
         ({"num_key_value_heads": 3}, "8 query heads and 3 key-value heads"),
         ({"num_key_value_heads": 16}, "8 query heads and 16 key-value heads"),
-        ({"head_dim": 7}, "head size is 7; RoPE allows only even"),
+        ({"head_dim": 7}, "head size is 7, .* only even sizes"),
         ({"rms_norm_eps": 0}, "'rms_norm_eps' is 0; allowed is a number greater than 0 and at most 1"),
         ({"rms_norm_eps": math.nan}, "'rms_norm_eps' is nan"),
         ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps' is '1e-5'"),
@@ -273,8 +274,8 @@ def test_what_transformers_saves_is_read_back(scaling):
         ({"rope_theta": math.inf}, "'rope_theta' is inf"),
         ({"rope_scaling": "linear"}, "'rope_scaling' is 'linear'; allowed is an object"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4}},
-            "rope_scaling: 'type' is 'yarn'; allowed is 'default', 'linear'",
+            {"rope_scaling": {"type": "xpos", "factor": 4}},
+            "rope_scaling: 'type' is 'xpos'; allowed is 'default', 'linear'",
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: 'factor' is missing"),
         (
@@ -299,7 +300,7 @@ def test_generation_config_is_checked_too():
     [
         (
             {"general__architecture": "gpt2"},
-            "the architecture is 'gpt2'; supported is LlamaForCausalLM .Hugging Face. and llama .GGUF.",
+            "the architecture is 'gpt2'; supported is LlamaForCausalLM.* .Hugging Face. and llama, qwen2.* .GGUF.",
         ),
         ({"general__architecture": ...}, "'general.architecture' is missing"),
         ({"llama__expert_count": 8}, "expert_count' is 8, a mixture of experts"),
@@ -313,7 +314,7 @@ def test_generation_config_is_checked_too():
         ({"llama__attention__head_count_kv": 0}, "head_count_kv' is 0"),
         ({"llama__attention__value_length": 16}, "value_length' is 16; allowed is the head size of the keys, 8"),
         ({"llama__rope__dimension_count": 4}, "dimension_count' is 4"),
-        ({"llama__rope__scaling__type": "yarn"}, "type' is 'yarn'; allowed is 'none' or 'linear'"),
+        ({"llama__rope__scaling__type": "longrope"}, "type' is 'longrope'; allowed is 'none', 'linear' or 'yarn'"),
         ({"tokenizer__ggml__eos_token_id": 1000}, "id is 1000, but the vocabulary has 1000"),
     ],
 )
@@ -325,7 +326,7 @@ def test_gguf_refusals_name_the_key_and_the_value(overrides, sentence):
 @pytest.mark.parametrize("factors, sentence", [((1.0, 2.0), "2 RoPE factors"), ((1.0, 0.0, 1.0, 1.0), "holds 0.0")])
 def test_rope_factors_must_fit_the_heads(factors, sentence):
     with pytest.raises(ModelError, match=sentence):
-        ModelConfig.from_gguf(gguf(), [], rope_factors=factors)
+        ModelConfig.from_gguf(gguf(), [], rope_factors=GGUFFactors(every=factors))
 
 
 def test_long_values_are_shortened_in_messages():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -22,8 +23,7 @@ from trunkline.kernels.select import cpu_kernels
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader, RopeTable
-from trunkline.models.llama import LlamaModel
-from trunkline.models.registry import model_class
+from trunkline.models.registry import Model, make_model
 from trunkline.workers.runner import ModelRunner, load_runner
 
 LLAMA3 = {
@@ -61,11 +61,11 @@ def compiled_logits(runner: ModelRunner) -> Tensor:
 
 def oracle_logits(checkpoint: Checkpoint) -> Tensor:
     """The same in float64, in one step."""
-    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), ReferenceKernels(torch.float64), torch.float64))
+    model = make_model(checkpoint.config, Loader(checkpoint.tensors(), ReferenceKernels(torch.float64), torch.float64))
     return whole_prompt(model, ReferenceKernels(torch.float64), torch.float64)(torch.arange(len(PROMPT)))
 
 
-def whole_prompt(model: LlamaModel, kernels: Kernels, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor]:
+def whole_prompt(model: Model, kernels: Kernels, dtype: torch.dtype) -> Callable[[Tensor | None], Tensor]:
     """Logits of the rows of PROMPT that are wanted, in one step."""
     config, count = model.config, len(PROMPT)
     num_pages = math.ceil(count / PAGE_SIZE)
@@ -96,7 +96,7 @@ def test_rows_that_are_all_wanted_need_not_be_named(tmp_path: Path, compiled: bo
     tiny_model(tmp_path)
     checkpoint = open_checkpoint(ModelSource(path=str(tmp_path)))
     kernels = cpu_kernels(1, head_dim=checkpoint.config.head_dim) if compiled else ReferenceKernels()
-    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
+    model = make_model(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
     logits = whole_prompt(model, kernels, torch.float32)
     named = logits(torch.arange(len(PROMPT)))
     hidden = model.last_hidden(len(PROMPT)).clone()
@@ -147,7 +147,7 @@ def test_gguf_gives_the_same_logits(tmp_path: Path) -> None:
 def test_rope_table(tmp_path: Path, scaling: dict[str, Any] | None) -> None:
     tiny_model(tmp_path, rope_scaling=scaling, max_position_embeddings=10_000)
     config = open_checkpoint(ModelSource(path=str(tmp_path))).config
-    table = RopeTable(config)
+    table = RopeTable(config.rope, config)
     short = table.upto(10).clone()
     grown = table.upto(9_000)
     assert torch.equal(short, grown[: len(short)]) and len(short) >= 10 and len(grown) >= 9_000
@@ -165,8 +165,8 @@ class TestWeights:
         checkpoint = open_checkpoint(ModelSource(path=str(tiny_model(tmp_path, tie=False))))
         yield checkpoint.config, {name: tensor.clone() for name, tensor in checkpoint.tensors()}
 
-    def build(self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> LlamaModel:
-        return LlamaModel(config, Loader(tensors.items(), ReferenceKernels(), dtype))
+    def build(self, config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> Model:
+        return make_model(config, Loader(tensors.items(), ReferenceKernels(), dtype))
 
     def test_order_does_not_matter(self, tensors: tuple[ModelConfig, dict[str, Tensor]]) -> None:
         config, by_name = tensors
@@ -191,9 +191,10 @@ class TestWeights:
         with pytest.raises(ModelError, match=r"'lm_head.weight' holds .*; float16 reaches to 65504"):
             self.build(config, by_name, torch.float16)
 
-    def test_unknown_architecture(self) -> None:
+    def test_unknown_architecture(self, tensors: tuple[ModelConfig, dict[str, Tensor]]) -> None:
+        config, by_name = tensors
         with pytest.raises(ModelError, match="architecture is 'gpt2'; those that can be run are llama"):
-            model_class("gpt2")
+            self.build(msgspec.structs.replace(config, architecture="gpt2"), by_name)
 
 
 @pytest.mark.real

@@ -23,7 +23,7 @@ from trunkline.kernels.reference import ReferenceKernels
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
-from trunkline.models.llama import LlamaModel
+from trunkline.models.registry import make_model
 from trunkline.models.split import WHOLE, Split
 from trunkline.models.weights import tensor_shapes
 
@@ -38,7 +38,7 @@ def opened(path: Path, load_format: str = "auto") -> Checkpoint:
 def logits(checkpoint: Checkpoint, ranks: Collectives, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Of every position of PROMPT, in two steps."""
     kernels, split = ReferenceKernels(dtype), Split(ranks.rank, ranks.size)
-    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(split=split), kernels, dtype, ranks))
+    model = make_model(checkpoint.config, Loader(checkpoint.tensors(split=split), kernels, dtype, ranks))
     num_pages = -(-len(PROMPT) // PAGE_SIZE)
     kv = kernels.allocate_kv(
         num_layers=model.config.num_layers,
@@ -91,7 +91,8 @@ CONFIG = ModelConfig(
     max_position_embeddings=64,
     rms_norm_eps=1e-5,
     tie_word_embeddings=False,
-    attention_bias=True,
+    qkv_bias=True,
+    output_bias=True,
     mlp_bias=True,
     dtype="float32",
 )

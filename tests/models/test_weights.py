@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 
 from trunkline.models.config import ModelConfig
-from trunkline.models.weights import gguf_name, tensor_shapes, unpermute
+from trunkline.models.weights import gguf_place, tensor_shapes, unpermute
 
 
 def test_unpermute_puts_the_two_rows_of_a_pair_half_a_head_apart():
@@ -13,7 +13,6 @@ def test_unpermute_puts_the_two_rows_of_a_pair_half_a_head_apart():
 
 
 def test_gguf_names_are_llama_cpps():
-    assert gguf_name("model.layers.12.self_attn.o_proj.bias") == "blk.12.attn_output.bias"
     config = ModelConfig(
         vocab_size=8,
         hidden_size=8,
@@ -24,9 +23,11 @@ def test_gguf_names_are_llama_cpps():
         head_dim=4,
         max_position_embeddings=8,
         rms_norm_eps=1e-5,
-        attention_bias=True,
+        qkv_bias=True,
+        output_bias=True,
         mlp_bias=True,
     )
     mapping = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    assert gguf_place("model.layers.12.self_attn.o_proj.bias", config) == ("blk.12.attn_output.bias", None)
     for name in tensor_shapes(config):
-        assert gguf_name(name) == mapping.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_place(name, config).name == mapping.get_name(name, try_suffixes=(".weight", ".bias"))

@@ -24,7 +24,7 @@ from trunkline.kernels.reference import ReferenceKernels
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.layers import Loader
-from trunkline.models.llama import LlamaModel
+from trunkline.models.registry import make_model
 from trunkline.profiling import command
 from trunkline.profiling import profile as profiles
 from trunkline.profiling import profiler as profilers
@@ -290,7 +290,7 @@ def test_a_layer_that_is_wider_than_the_vocabulary_is_no_head() -> None:
 @pytest.mark.parametrize("tie", [True, False])
 def test_the_matrices_of_a_model(tie: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     checkpoint = open_checkpoint(ModelSource(path=str(tiny_model(tmp_path_factory.mktemp("tiny") / "m", tie=tie))))
-    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), ReferenceKernels(), torch.float32))
+    model = make_model(checkpoint.config, Loader(checkpoint.tensors(), ReferenceKernels(), torch.float32))
     found = list(packed_matrices(model))
     config = checkpoint.config
     assert len(found) == 4 * config.num_layers + (1 if tie else 2)

@@ -15,7 +15,7 @@ from trunkline.config import ModelSource
 from trunkline.kernels.reference import ReferenceKernels
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.layers import Loader
-from trunkline.models.llama import LlamaModel
+from trunkline.models.registry import make_model
 from trunkline.step import Plan, PooledRows
 from trunkline.workers.pooling import unsound
 from trunkline.workers.runner import ModelRunner
@@ -40,7 +40,7 @@ def hidden(folder: Path) -> list[np.ndarray]:
 
 def reference_runner(folder: Path) -> ModelRunner:
     kernels, checkpoint = ReferenceKernels(torch.float32), open_checkpoint(ModelSource(path=str(folder)))
-    model = LlamaModel(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
+    model = make_model(checkpoint.config, Loader(checkpoint.tensors(), kernels, torch.float32))
     runner = ModelRunner(model, kernels, WeightFormat(torch.float32, "none", "float32"))
     runner.allocate(200, PAGE_SIZE)
     return runner

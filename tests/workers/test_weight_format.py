@@ -17,7 +17,7 @@ from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.kernels.reference import ReferenceKernels
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.layers import Loader
-from trunkline.models.llama import LlamaModel
+from trunkline.models.registry import make_model
 from trunkline.workers.runner import ModelRunner, load_runner
 from trunkline.workers.weight_format import WeightFormat, choose_format
 
@@ -105,7 +105,7 @@ def reference(checkpoint: Checkpoint, form: WeightFormat) -> ModelRunner:
         (name, tensor.dequantize() if isinstance(tensor, QuantizedMatrix) else tensor.to(form.dtype).double())
         for name, tensor in form.tensors(checkpoint)
     )
-    return ModelRunner(LlamaModel(checkpoint.config, Loader(tensors, kernels, plain.dtype)), kernels, plain)
+    return ModelRunner(make_model(checkpoint.config, Loader(tensors, kernels, plain.dtype)), kernels, plain)
 
 
 FORMATS = [

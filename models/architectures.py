@@ -137,7 +137,7 @@ def _smollm3(fields: Fields, num_layers: int) -> Details:
     if not isinstance(turned, list) or len(turned) < num_layers or not all(flag in (0, 1) for flag in turned):
         raise fields.refuse("no_rope_layers", f"a list of {num_layers}, each 1 where RoPE is used, or 0")
     unrotated = tuple(layer for layer in range(num_layers) if not turned[layer])
-    windows = ()
+    windows: tuple[int, ...] = ()
     if fields.boolean("use_sliding_window", default=False):
         windows = windows_of_hf(fields, num_layers, lambda layer: layer in unrotated)
     return {

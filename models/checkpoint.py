@@ -301,7 +301,7 @@ class FolderWeights:
 
     def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         place = hf_place(name, self.config)
-        return self.folder.read(place.name, place.index(index))
+        return self.folder.read(place.name, place.index_of(index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ class GGUFWeights:
         import torch
 
         place = gguf_place(name, self.config)
-        return torch.from_numpy(self._in_order(name, self.file.dequantize(place.name, place.index(index))))
+        return torch.from_numpy(self._in_order(name, self.file.dequantize(place.name, place.index_of(index))))
 
     def read_packed(self, name: str, index: Index = ()) -> "torch.Tensor | QuantizedMatrix":
         """The matrix as the file has it, if it has a packed form (GGUFFile.unpack); else as `read` gives it."""
@@ -330,7 +330,7 @@ class GGUFWeights:
         from trunkline.kernels.quantized import QuantizedMatrix
 
         place = gguf_place(name, self.config)
-        blocks = self.file.unpack(place.name, place.index(index))
+        blocks = self.file.unpack(place.name, place.index_of(index))
         if blocks is None:
             return self.read(name, index)
 

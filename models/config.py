@@ -9,7 +9,7 @@ architecture alone has is read in architectures.py.
 """
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,7 +53,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     qk_norm: bool = False  # queries and keys are normed, head by head, before RoPE
     post_norms: bool = False  # what attention and MLP add is normed, too
-    activation: str = "silu"  # in the MLP
+    activation: Literal["silu", "gelu_tanh"] = (
+        "silu"  # in the MLP; kernels.interface.Activation, whose module loads torch
+    )
     tie_word_embeddings: bool = False  # the output layer is the embedding matrix
     has_head: bool = True  # False: no output layer, so it writes no text; the embedding matrix stands in for it
     qkv_bias: bool = False  # q, k and v have biases

@@ -56,7 +56,7 @@ class Place(NamedTuple):
     name: str
     rows: slice | None = None
 
-    def index(self, part: Index) -> Index:
+    def index_of(self, part: Index) -> Index:
         """Where in the file's tensor the part of ours lies that is at `part`."""
         if self.rows is None:
             return part

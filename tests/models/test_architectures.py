@@ -69,6 +69,15 @@ ROPES: dict[str, tuple[str, dict[str, Any], int | None]] = {
     ),
 }
 
+# What GGUF files do not say, as those models have it that were released.
+AS_RELEASED: dict[str, dict[str, Any]] = {
+    "qwen2": {"use_sliding_window": False},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "smollm3": {"no_rope_layer_interval": 4},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32, "sliding_window_pattern": 6, "num_hidden_layers": 7},
+}
+
 
 def opened_runner(folder: Path, max_model_len: int | None = None) -> ModelRunner:
     source = ModelSource(path=str(folder), max_model_len=max_model_len)
@@ -125,7 +134,9 @@ def test_greedy_tokens_and_logits_equal_transformers(tmp_path: Path, architectur
 def test_a_window_hides_what_is_older(tmp_path: Path, architecture: str) -> None:
     """With every layer windowed, what the last token can be reached from is layers × (window - 1) tokens back, and no further."""
     need_compiler()
-    kinds = {} if architecture in ("mistral", "phi3") else {"layer_types": ["sliding_attention"] * 2}
+    kinds: dict[str, Any] = {"layer_types": ["sliding_attention"] * 2}
+    if architecture in ("mistral", "phi3"):
+        kinds = {}
     runner = opened_runner(save_tiny(architecture, tmp_path, num_hidden_layers=2, **kinds))
     reach = 2 * (WINDOW - 1)
     last = logits_of(runner, PROMPT, [])[-1]
@@ -150,14 +161,7 @@ def test_ways_of_rope_equal_transformers(tmp_path: Path, rope: str) -> None:
 def test_gguf_gives_the_same_logits(tmp_path: Path, architecture: str) -> None:
     """Files say less than config.json: what they leave out is what the released models of this kind have."""
     need_compiler()
-    keys: dict[str, Any] = {"qwen2": {"use_sliding_window": False}, "smollm3": {"no_rope_layer_interval": 4}}.get(
-        architecture, {}
-    )
-    if architecture.startswith("gemma"):
-        keys = {"query_pre_attn_scalar": 32}
-    if architecture == "gemma3":
-        keys |= {"sliding_window_pattern": 6, "num_hidden_layers": 7}
-    folder = save_tiny(architecture, tmp_path / "hf", **keys)
+    folder = save_tiny(architecture, tmp_path / "hf", **AS_RELEASED.get(architecture, {}))
     file = save_gguf(architecture, folder, tmp_path / "tiny.gguf")
     hf, ours = (logits_of(opened_runner(path), PROMPT, [30]) for path in (folder, file))
     assert float((hf - ours).abs().max() / hf.abs().max()) < 1e-5

@@ -21,6 +21,7 @@ GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 SILU = {"silu": "silu", "swish": "silu"}  # spellings -> kernels.interface.Activation
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 MAX_SCALE = 1e9
+MAX_EXPERTS = 1024
 
 
 def _plain(fields: Fields, num_layers: int) -> Details:
@@ -118,6 +119,32 @@ def _qwen3(fields: Fields, num_layers: int) -> Details:
         "output_bias": has_biases,
         "qk_norm": True,
         "windows": _qwen_windows(fields, num_layers),
+    }
+
+
+def _qwen3_moe(fields: Fields, num_layers: int) -> Details:
+    count = (
+        "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
+    )  # as transformers 5 saves it
+    step = fields.integer("decoder_sparse_step", 1, 1024)
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise fields.refuse("mlp_only_layers", "a list of numbers of layers")
+    return _qwen3(fields, num_layers) | {
+        "num_experts": fields.integer(count, 1, MAX_EXPERTS),
+        "experts_per_token": fields.integer("num_experts_per_tok", 1, MAX_EXPERTS),
+        "expert_size": fields.integer("moe_intermediate_size", 1, MAX_WIDTH),
+        "normalize_experts": fields.boolean("norm_topk_prob", default=False),
+        "dense_layers": tuple(layer for layer in range(num_layers) if layer in dense or (layer + 1) % step),
+    }
+
+
+def _mixtral(fields: Fields, num_layers: int) -> Details:
+    return _mistral(fields, num_layers) | {
+        "num_experts": fields.integer("num_local_experts", 1, MAX_EXPERTS),
+        "experts_per_token": fields.integer("num_experts_per_tok", 1, MAX_EXPERTS),
+        "expert_size": fields.integer("intermediate_size", 1, MAX_WIDTH),
+        "normalize_experts": True,
     }
 
 
@@ -222,6 +249,15 @@ def _gguf_gemma3(fields: Fields, num_layers: int) -> Details:
     }
 
 
+def _gguf_qwen3_moe(fields: Fields, num_layers: int) -> Details:
+    return {
+        "num_experts": fields.integer("qwen3moe.expert_count", 1, MAX_EXPERTS),
+        "experts_per_token": fields.integer("qwen3moe.expert_used_count", 1, MAX_EXPERTS),
+        "expert_size": fields.integer("qwen3moe.expert_feed_forward_length", 1, MAX_WIDTH),
+        "normalize_experts": True,  # as all of them that were published
+    }
+
+
 def _gguf_phi3(fields: Fields, num_layers: int) -> Details:
     return {"windows": _gguf_windows(fields, "phi3", num_layers, lambda layer: True)}
 
@@ -269,6 +305,30 @@ ARCHITECTURES = {
         gguf="qwen3",
         defaults={"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
         from_hf=_qwen3,
+    ),
+    "qwen3_moe": Architecture(
+        hf="Qwen3MoeForCausalLM",
+        bare="Qwen3MoeModel",
+        model_type="qwen3_moe",
+        gguf="qwen3moe",
+        defaults={
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        from_hf=_qwen3_moe,
+        from_gguf=_gguf_qwen3_moe,
+    ),
+    "mixtral": Architecture(
+        hf="MixtralForCausalLM",
+        bare="MixtralModel",
+        model_type="mixtral",
+        gguf="",
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+        from_hf=_mixtral,
     ),
     "gemma2": Architecture(
         hf="Gemma2ForCausalLM",

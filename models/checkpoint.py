@@ -11,6 +11,7 @@ are refused; modelling code that comes with a checkpoint is never looked at.
 
 import hashlib
 import importlib.util
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -275,7 +276,11 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
     if source.load_format == "dummy":
         weights: Weights = DummyWeights(config, source.seed)
     else:
-        found = {name: tensor.shape for name, tensor in file.tensors.items()}
+        # Experts lie one behind the other in tensors of three dimensions: a matrix of all their rows.
+        found = {
+            name: (math.prod(tensor.shape[:-1]), *tensor.shape[-1:]) if len(tensor.shape) == 3 else tensor.shape
+            for name, tensor in file.tensors.items()
+        }
         _check_shapes(str(path), config, stored_shapes(config, gguf_place), found)
         weights = GGUFWeights(file, config)
     sampling = {ours: file.metadata.get(f"general.sampling.{theirs}") for theirs, ours in _GGUF_SAMPLING.items()}
@@ -314,7 +319,7 @@ class GGUFWeights:
     @property
     def packed_kinds(self) -> tuple[str, ...]:
         """See Checkpoint.packed_kinds."""
-        matrices = [tensor for tensor in self.file.tensors.values() if len(tensor.shape) == 2]
+        matrices = [tensor for tensor in self.file.tensors.values() if len(tensor.shape) >= 2]
         return tuple(kind for kind, _ in _bytes_of(matrices, lambda tensor: tensor.kind.name) if kind in PACKINGS)
 
     def read(self, name: str, index: Index = ()) -> "torch.Tensor":

@@ -44,18 +44,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None  # in layers with a window, if another one
     unrotated_layers: tuple[int, ...] = ()  # which use no RoPE
-    windows: tuple[
-        int, ...
-    ] = ()  # for each layer the newest tokens that a token sees, its own included; 0: all. (): all in all layers
+    windows: tuple[int, ...] = ()  # of each layer, see window_of; (): none has one
     attention_scale: float = 0.0  # scores are multiplied by it; 0 stands for the usual and becomes head_dim ** -0.5
     attention_soft_cap: float = 0.0  # score becomes soft_cap * tanh(score / soft_cap); 0: it stays    arXiv:2408.00118
     logit_soft_cap: float = 0.0  # the same of logits
     embedding_scale: float = 1.0  # embeddings are multiplied by it
     qk_norm: bool = False  # queries and keys are normed, head by head, before RoPE
     post_norms: bool = False  # what attention and MLP add is normed, too
-    activation: Literal["silu", "gelu_tanh"] = (
-        "silu"  # in the MLP; kernels.interface.Activation, whose module loads torch
-    )
+    num_experts: int = 0  # of a mixture that stands in for the MLP; 0: there is none
+    experts_per_token: int = 0
+    expert_size: int = 0  # of one expert, as intermediate_size is of an MLP
+    normalize_experts: bool = False  # the weights of a token's experts are made to sum to 1
+    dense_layers: tuple[int, ...] = ()  # which have an MLP all the same
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # in the MLP; see kernels.interface.Kernels.gated_mul
     tie_word_embeddings: bool = False  # the output layer is the embedding matrix
     has_head: bool = True  # False: no output layer, so it writes no text; the embedding matrix stands in for it
     qkv_bias: bool = False  # q, k and v have biases
@@ -82,6 +83,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "rotary_dim", self.head_dim)
         if not self.attention_scale:
             msgspec.structs.force_setattr(self, "attention_scale", self.head_dim**-0.5)
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise ModelError(
+                f"Each token goes to {self.experts_per_token} of {self.num_experts} experts; allowed are 1 to {self.num_experts}."
+            )
         for rope in {self.rope, self.local_rope or self.rope}:
             rope.check(self.rotary_dim)
         for token_id in (*self.eos_token_ids, *([] if self.bos_token_id is None else [self.bos_token_id])):
@@ -94,6 +99,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window_of(self, layer: int) -> int:
         """The newest tokens that a token sees in this layer, its own included; 0: all."""
         return self.windows[layer] if self.windows else 0
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether experts stand in for this layer's MLP."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def rope_of(self, layer: int) -> RopeConfig:
         """How queries and keys are turned in this layer."""
@@ -170,7 +179,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_heads = fields.integer(f"{prefix}.attention.head_count", 1, 2048)
         num_layers = fields.integer(f"{prefix}.block_count", 1, 1024)
         details = architecture.from_gguf(fields, num_layers)
-        _refuse_gguf_variants(fields, prefix, has_windows="windows" in details)
+        _refuse_gguf_variants(fields, prefix, has_windows="windows" in details, has_experts="num_experts" in details)
         hidden_size = fields.integer(f"{prefix}.embedding_length", 1, MAX_WIDTH)
         head_dim = _head_dim(fields, f"{prefix}.attention.key_length", hidden_size, num_heads)
         value_key, rotary_key = f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"
@@ -293,10 +302,10 @@ def _gguf_architecture(fields: Fields) -> str:
     raise ModelError(f"GGUF metadata: the architecture is {seen!r}; supported is {SUPPORTED}.")
 
 
-def _refuse_gguf_variants(fields: Fields, prefix: str, *, has_windows: bool) -> None:
+def _refuse_gguf_variants(fields: Fields, prefix: str, *, has_windows: bool, has_experts: bool) -> None:
     """Settings that change the arithmetic in ways that are not built: better no answer than a wrong one."""
     for key, meaning, is_built in (
-        (f"{prefix}.expert_count", "a mixture of experts", False),
+        (f"{prefix}.expert_count", "a mixture of experts", has_experts),
         (f"{prefix}.attention.sliding_window", "sliding-window attention", has_windows),
     ):
         if fields.get(key) and not is_built:

@@ -30,7 +30,8 @@ class Decoder:
     A step allocates nothing but its logits and waits for nothing, so that it can become a CUDA graph. Such a graph keeps the addresses
     of what it was captured with: let `grow_rope` and `grow_activations` make room for the largest step before.
 
-    config  of what this rank computes: heads and MLP are its part of the model's, if several ranks hold it together
+    config    of what this rank computes: heads and MLP are its part of the model's, if several ranks hold it together
+    is_fixed  False: what is to be computed follows from what was, and a step cannot become a graph
     """
 
     def __init__(self, config: ModelConfig, loader: Loader, block: type[Block]) -> None:
@@ -49,8 +50,9 @@ class Decoder:
         self._head = self._embedding if config.tie_word_embeddings else loader.matrix("lm_head.weight", rows)
         loader.finish()
         self._activations = self._cut = Activations.allocate(config, 1, kernels.activation_dtype, kernels.device)
+        self.is_fixed = config.num_experts == 0
         alone = loader.collectives.size == 1  # sums over ranks are no operations of the kernels
-        self._program: Program = kernels.new_program() if alone else Unrecorded()
+        self._program: Program = kernels.new_program() if alone and self.is_fixed else Unrecorded()
 
     def grow_rope(self, positions: int) -> None:
         """Make sure that positions 0 … `positions` - 1 can be computed; to begin with, those of layers.ROPE_POSITIONS can."""

@@ -120,7 +120,8 @@ class GGUFFile:
     num_bytes: int  # of the whole file
 
     def dequantize(self, name: str, index: tuple[slice, ...] = ()) -> "np.ndarray":
-        """float32 in the tensor's shape, freshly allocated; or the part at `index`, of a vector or a matrix.
+        """float32 in the tensor's shape, freshly allocated; or the part at `index`, of a vector or a matrix. Matrices that lie one behind the
+        other in a tensor of three dimensions are one of all their rows to an index.
 
         Rows outside it are not decoded. Of those inside, columns are cut out a few rows at a time: blocks run along rows.
 
@@ -152,7 +153,7 @@ class GGUFFile:
             self._check_finite(name, values)
             result[part] = values[:, columns]
         if index:
-            return result if len(tensor.shape) == 2 else result[0]
+            return result[0] if len(tensor.shape) == 1 else result
         return result.reshape(tensor.shape)
 
     def unpack(self, name: str, index: tuple[slice, ...] = ()) -> Blocks | None:
@@ -165,9 +166,9 @@ class GGUFFile:
 
         tensor = self.tensors[name]
         packing = PACKINGS.get(tensor.kind.name)
-        if packing is None or len(tensor.shape) != 2:
+        if packing is None or len(tensor.shape) < 2 or (len(tensor.shape) > 2 and not index):
             return None
-        row = tensor.shape[1]
+        row = tensor.shape[-1]
         rows, columns = (*index, ALL, ALL)[:2]
         first, last, _ = columns.indices(row)
         if first % packing.group or last % packing.group:

@@ -261,3 +261,61 @@ class GatedMLP:
         self._kernels.gated_mul(a.gate_up, self._activation, out=a.gated)
         self._down(a.gated, out=a.branch)
         self._collectives.all_reduce(a.branch)
+
+
+class Experts:
+    """normed -> branch: of many gated MLPs those few that a router chooses for each token, weighted.        arXiv:1701.06538
+
+    Expert after expert, each with the rows that go to it, in the order of their numbers: what a token gets does not depend on its
+    neighbours. Which experts those are is known only while the step runs, so it is neither a CUDA graph nor a program.
+    """
+
+    def __init__(self, config: ModelConfig, loader: Loader, layer: int) -> None:
+        self._kernels = loader.kernels
+        self._collectives = loader.collectives
+        self._config = config
+        prefix = f"model.layers.{layer}.mlp"
+        self._router = loader.linear([f"{prefix}.gate"], bias=False)
+        self._experts = [
+            (
+                loader.linear(
+                    [f"{prefix}.experts.{number}.gate_proj", f"{prefix}.experts.{number}.up_proj"], bias=False
+                ),
+                loader.linear([f"{prefix}.experts.{number}.down_proj"], bias=False),
+            )
+            for number in range(config.num_experts)
+        ]
+
+    def __call__(self, a: Activations) -> None:
+        weights, chosen = self._route(a.normed)
+        a.branch.zero_()
+        for number in chosen.unique().tolist():
+            rows, place = (chosen == number).nonzero(as_tuple=True)
+            result = self._expert(number, a.normed[rows])
+            a.branch.index_add_(0, rows, result * weights[rows, place, None].to(result.dtype))
+        self._collectives.all_reduce(a.branch)
+
+    def _route(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of each token's experts, [T, experts_per_token]."""
+        config = self._config
+        logits = normed.new_empty(len(normed), config.num_experts)
+        self._router(normed, out=logits)
+        shares = logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        weights, chosen = shares.topk(config.experts_per_token, dim=-1)
+        return weights / weights.sum(dim=-1, keepdim=True) if config.normalize_experts else weights, chosen
+
+    def _expert(self, number: int, x: Tensor) -> Tensor:
+        """[rows, H] -> [rows, H]."""
+        gate_up_proj, down_proj = self._experts[number]
+        gate_up = x.new_empty(len(x), 2 * self._config.expert_size)
+        gate_up_proj(x, out=gate_up)
+        gated = x.new_empty(len(x), self._config.expert_size)
+        self._kernels.gated_mul(gate_up, self._config.activation, out=gated)
+        down = torch.empty_like(x)
+        down_proj(gated, out=down)
+        return down
+
+
+def make_mlp(config: ModelConfig, loader: Loader, layer: int) -> GatedMLP | Experts:
+    """What this layer has."""
+    return Experts(config, loader, layer) if config.is_mixture(layer) else GatedMLP(config, loader, layer)

@@ -18,6 +18,8 @@ BLOCKS = {  # architecture, a key of ARCHITECTURES -> module:class
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
+    "mixtral": _LLAMA,
     "phi3": _LLAMA,
     "smollm3": _LLAMA,
     "gemma2": _GEMMA,
@@ -29,6 +31,8 @@ class Model(Protocol):
     """What a worker needs of a model."""
 
     config: "ModelConfig"
+    is_fixed: bool
+    """See decoder.Decoder."""
 
     def forward(self, ids: "Tensor", batch: "Batch", kv: "KvPages", wanted: "Tensor | None") -> "Tensor":
         """See decoder.Decoder.forward."""

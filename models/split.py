@@ -35,7 +35,7 @@ class Split:
             others = [str(size) for size in range(1, config.num_heads + 1) if _fits(config, size)]
             raise ConfigError(
                 f"--tensor-parallel-size is {self.size}, but {config.num_heads} query heads, {config.num_kv_heads} key-value"
-                f" heads and {config.intermediate_size} inner units of the MLP, which this model has, can't be dealt out to"
+                f" heads and {config.expert_size or config.intermediate_size} inner units of {'an expert' if config.num_experts else 'the MLP'}, which this model has, can't be dealt out to"
                 f" {self.size} ranks evenly; allowed {'are' if len(others) > 1 else 'is'} {', '.join(others)}."
             )
 
@@ -48,6 +48,7 @@ class Split:
             num_heads=config.num_heads // self.size,
             num_kv_heads=max(1, config.num_kv_heads // self.size),
             intermediate_size=config.intermediate_size // self.size,
+            expert_size=config.expert_size // self.size,
         )
 
     def vocab_rows(self, config: ModelConfig) -> int:
@@ -73,17 +74,18 @@ class Split:
             first, last = self.first_id(config), self.first_id(config) + self.vocab_rows(config)
             return (slice(min(first, config.vocab_size), min(last, config.vocab_size)),)
         module, kind = name.rsplit(".", 2)[-2:]
+        inner = config.expert_size if ".experts." in name else config.intermediate_size
         match module:
             case "q_proj":
                 return (self._heads(config.num_heads, config.head_dim),)
             case "k_proj" | "v_proj":
                 return (self._heads(config.num_kv_heads, config.head_dim),)
             case "gate_proj" | "up_proj":
-                return (self._heads(config.intermediate_size, 1),)
+                return (self._heads(inner, 1),)
             case "o_proj" if kind == "weight":
                 return (slice(None), self._heads(config.num_heads, config.head_dim))
             case "down_proj" if kind == "weight":
-                return (slice(None), self._heads(config.intermediate_size, 1))
+                return (slice(None), self._heads(inner, 1))
         return ()
 
     def _heads(self, count: int, width: int) -> slice:
@@ -97,4 +99,6 @@ WHOLE = Split()
 
 def _fits(config: ModelConfig, size: int) -> bool:
     heads, kv_heads = config.num_heads, config.num_kv_heads
+    if config.expert_size % size:
+        return False
     return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0) and config.intermediate_size % size == 0

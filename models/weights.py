@@ -7,6 +7,7 @@
 Names are those that Hugging Face has for a Llama, everywhere outside this file. Knows no files and no torch.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,10 +40,13 @@ _GGUF_MODULES = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
 }
 _NORMED_BEHIND = {
     "post_attention_layernorm": "post_attention_norm"
 }  # a norm of what is added, not of what the MLP reads
+_MIXTRAL_MODULES = {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 _LAYERS = "model.layers."
 
 
@@ -70,10 +74,13 @@ Placing = Callable[[str, ModelConfig], Place]
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor of a model by name, in the order the forward pass meets them."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    mlp, expert = (
+        {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        for inner in (config.intermediate_size, config.expert_size)
+    )
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for layer in range(config.num_layers):
         prefix = f"{_LAYERS}{layer}."
@@ -85,7 +92,12 @@ def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         if config.post_norms:
             shapes[prefix + "pre_feedforward_layernorm.weight"] = (hidden,)
-        _add_linears(shapes, prefix + "mlp.", mlp, config.mlp_bias)
+        if config.is_mixture(layer):
+            shapes[prefix + "mlp.gate.weight"] = (config.num_experts, hidden)
+            for number in range(config.num_experts):
+                _add_linears(shapes, f"{prefix}mlp.experts.{number}.", expert, False)
+        else:
+            _add_linears(shapes, prefix + "mlp.", mlp, config.mlp_bias)
         if config.post_norms:
             shapes[prefix + "post_feedforward_layernorm.weight"] = (hidden,)
     shapes["model.norm.weight"] = (hidden,)
@@ -102,7 +114,10 @@ def _add_linears(shapes: dict[str, Shape], prefix: str, linears: Mapping[str, Sh
 
 
 def hf_place(name: str, config: ModelConfig) -> Place:
-    """Where a Hugging Face folder keeps the tensor `name`: Phi-3 stacks q, k and v, and gate and up."""
+    """Where a Hugging Face folder keeps the tensor `name`: Phi-3 stacks q, k and v, and gate and up; Mixtral has names of its own."""
+    if config.architecture == "mixtral" and ".mlp." in name:
+        for ours, theirs in _MIXTRAL_MODULES.items():
+            name = name.replace(ours, theirs)
     if config.architecture != "phi3":
         return Place(name)
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -119,6 +134,10 @@ def hf_place(name: str, config: ModelConfig) -> Place:
 
 def gguf_place(name: str, config: ModelConfig) -> Place:
     """Where a GGUF file keeps the tensor `name`: stacked where Hugging Face stacks it, under names of its own."""
+    if expert := _EXPERTS.fullmatch(name):
+        height = config.hidden_size if expert[3] == "down" else config.expert_size
+        first = int(expert[2]) * height  # one lies behind the other
+        return Place(f"blk.{expert[1]}.ffn_{expert[3]}_exps.weight", slice(first, first + height))
     stored, rows = hf_place(name, config)
     modules = _GGUF_MODULES | (_NORMED_BEHIND if config.post_norms else {})
     module, kind = stored.rsplit(".", 1)

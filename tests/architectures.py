@@ -8,6 +8,7 @@ file = save_gguf("gemma3", folder, tmp_path / "tiny.gguf")
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from safetensors.numpy import load_file
 
 from tests.tiny import BOS, EOS, TOKEN_IDS, VOCAB_SIZE, Tiny, add_gguf_tokenizer, interleave, tiny_model
+from trunkline.models.architectures import ARCHITECTURES
 
 COMMON = {
     "vocab_size": VOCAB_SIZE,
@@ -37,6 +39,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {"head_dim": 16, "sliding_window": WINDOW},
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "qwen3": {"head_dim": 24},
+    "qwen3_moe": {
+        "head_dim": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 5, "sliding_window": WINDOW},
     "gemma2": {
         "head_dim": 32,
         "sliding_window": WINDOW,
@@ -53,6 +64,8 @@ CLASSES = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "mixtral": "Mixtral",
     "gemma2": "Gemma2",
     "gemma3": "Gemma3",
     "phi3": "Phi3",
@@ -92,7 +105,7 @@ def theirs(folder: Path) -> Any:
 def save_gguf(architecture: str, folder: Path, file: Path) -> Path:
     """The model of `save_tiny` in `folder` as llama.cpp's converter writes it: its names, its order of rows, its 1 in Gemma's norms."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, architecture)
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[architecture].gguf)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_vocab_size(config["vocab_size"])
@@ -108,7 +121,11 @@ def save_gguf(architecture: str, folder: Path, file: Path) -> Path:
     rope = config["rope_parameters"]
     writer.add_rope_freq_base((rope.get("full_attention") or rope)["rope_theta"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
-    if config.get("sliding_window"):
+    if config.get("num_local_experts"):
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -121,8 +138,10 @@ def save_gguf(architecture: str, folder: Path, file: Path) -> Path:
         for kind in ("short", "long"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
     add_gguf_tokenizer(writer, Tiny(), "gpt-2")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config["num_hidden_layers"])
-    for name, values in load_file(folder / "model.safetensors").items():
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[ARCHITECTURES[architecture].gguf.upper()], config["num_hidden_layers"]
+    )
+    for name, values in _experts_stacked(load_file(folder / "model.safetensors")).items():
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
         if architecture in ("llama", "smollm3"):
@@ -134,3 +153,15 @@ def save_gguf(architecture: str, folder: Path, file: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _experts_stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Matrices of the experts of a layer one behind the other, [experts, out, in], as the converter has them."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    others = {}
+    for name, values in weights.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+\.weight)", name):
+            stacks.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = values
+        else:
+            others[name] = values
+    return others | {name: np.stack([of[number] for number in sorted(of)]) for name, of in stacks.items()}

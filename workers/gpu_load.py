@@ -110,6 +110,7 @@ class GpuPart:
         self._max_model_len = max_model_len
         self._sampler = sampler
         self._device = device
+        self._has_graphs = runner.is_fixed and not config.worker.enforce_eager
 
     def num_pages(self) -> int:
         """Pages that there is memory for; see gpu_memory.size_gpu_pool.
@@ -136,7 +137,7 @@ class GpuPart:
         config = self._config
         try:
             self.runner.allocate(num_pages, config.cache.block_size)
-            if not config.worker.enforce_eager:
+            if self._has_graphs:
                 with tqdm(desc="Capturing CUDA graphs", unit="graph", leave=False, disable=None) as bar:
                     self.runner.capture(lambda done, total: _show(bar, done, total))
         except torch.OutOfMemoryError as error:
@@ -156,7 +157,7 @@ class GpuPart:
             return Footprint(memory.total, memory.total - memory.free, 0)
         try:
             self.runner.allocate(1, config.cache.block_size)
-            captures = [] if config.worker.enforce_eager else self.runner.captures()
+            captures = self.runner.captures() if self._has_graphs else []
             return measure(device, self.run_largest_step, captures)
         except torch.OutOfMemoryError as error:
             raise ConfigError(

@@ -80,11 +80,13 @@ class GpuRunner:
     dtype     how weights are stored, e.g. "bfloat16"
     device    for people, e.g. "cuda (NVIDIA H200, Triton kernels)"
     numerics  of the kernels, see kernels.interface
+    is_fixed  False: its steps cannot be captured
     chosen    int32 [logits_rows], on the device: the token that each logits row of the newest step chose; negative: none
     """
 
     def __init__(self, model: Model, kernels: GpuKernels, dtype: torch.dtype, device: Device, room: Room) -> None:
         self.config: ModelConfig = model.config
+        self.is_fixed = model.is_fixed
         self.dtype = str(dtype).removeprefix("torch.")
         self.device = f"cuda ({device.name}, {kernels.description})"
         self.numerics = f"{kernels.numerics} kv-{kernels.kv_dtype(dtype)}"

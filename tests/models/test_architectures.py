@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.architectures import CONFIGS, WINDOW, save_gguf, save_tiny, theirs
+from tests.kernels.ranks import on_ranks
+from tests.models.test_split import logits as split_logits
+from tests.models.test_split import opened
 from tests.tiny import VOCAB_SIZE
 from tests.workers.plans import PAGE_SIZE, Chunk, need_compiler, pages_for, run
 from trunkline.config import ModelSource
+from trunkline.kernels.collectives import ALONE
 from trunkline.models.architectures import ARCHITECTURES
 from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.registry import BLOCKS
@@ -176,3 +180,12 @@ def test_longrope_of_gguf(tmp_path: Path, max_model_len: int) -> None:
     file = save_gguf(architecture, folder, tmp_path / "tiny.gguf")
     hf, ours = (logits_of(opened_runner(path, max_model_len), PROMPT, []) for path in (folder, file))
     assert float((hf - ours).abs().max() / hf.abs().max()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_two_ranks_together_equal_one(tmp_path: Path, architecture: str) -> None:
+    checkpoint = opened(save_tiny(architecture, tmp_path / "tiny"))
+    alone = split_logits(checkpoint, ALONE, torch.float64)
+    for together in on_ranks(2, tmp_path / "ranks", lambda ranks: split_logits(checkpoint, ranks, torch.float64)):
+        assert float((together - alone).abs().max() / alone.abs().max()) < 1e-9

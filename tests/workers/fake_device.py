@@ -303,6 +303,8 @@ class HashModel:
     """The token behind tokens t_0 … t_n is the sum of (t_p + 1) * coefficient(p), modulo the vocabulary. The hidden state of a token is
     its id, and a one."""
 
+    is_fixed = True
+
     def __init__(self, vocab_size: int = VOCAB_SIZE) -> None:
         self.config: Any = SimpleNamespace(
             vocab_size=vocab_size, num_layers=1, num_kv_heads=1, head_dim=2, hidden_size=2

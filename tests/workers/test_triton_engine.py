@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from tests.architectures import save_tiny
+from tests.models.test_architectures import PROMPT
 from tests.scheduler.factories import generate
 from tests.tiny import tiny_model
 from trunkline.constraint import Constraint
 from trunkline.grammar.prepare import prepare
 from trunkline.llm import LLM
 from trunkline.messages import Abort, Failed, Tokens
+from trunkline.sampling import SamplingParams
 from trunkline.step import SPLIT, Plan
 
 pytestmark = pytest.mark.slow
@@ -84,3 +87,18 @@ def test_the_same_tokens_as_on_the_cpu(tmp_path: Path) -> None:
     assert tokens[ABORTED][:2] == expected[ABORTED][:2] and len(tokens) == 8 and len(tokens["request 7"]) == 6
     assert json.loads(text)["unit"] in ("cm", "mm")
     assert num_shared > 0, "attention read the common beginning once for several requests"
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "phi3", "qwen3_moe", "smollm3"])
+def test_each_architecture_gives_the_same_tokens(tmp_path: Path, architecture: str) -> None:
+    """Windows, soft caps, norms of heads, parts of heads that RoPE turns, experts; a prompt longer than a window, and its second half again."""
+    model = save_tiny(architecture, tmp_path / "tiny")
+    prompts = [PROMPT, [*PROMPT[:24], 7, 8, 9]]
+    answers = []
+    for device in ("cpu", "cuda"):
+        with LLM(str(model), device=device, dtype="float32", num_pages=60, max_num_seqs=4, threads=1) as llm:
+            outputs = [
+                llm.generate(prompt, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)) for prompt in prompts
+            ]
+            answers.append([output.outputs[0].token_ids for (output,) in outputs])
+    assert answers[0] == answers[1]

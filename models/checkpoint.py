@@ -27,8 +27,9 @@ from trunkline.models.gguf import GGUFFile, read_gguf
 from trunkline.models.gguf_blocks import PACKINGS
 from trunkline.models.json_file import read_json
 from trunkline.models.pooling import PoolingSettings
+from trunkline.models.quantized_folder import METHODS, Part, Parts, Scheme, scheme_of
 from trunkline.models.rope import GGUFFactors
-from trunkline.models.safetensors_folder import DTYPE_BYTES, INDEX, SafetensorsFolder, read_safetensors
+from trunkline.models.safetensors_folder import INDEX, SafetensorsFolder, read_safetensors
 from trunkline.models.split import WHOLE, Split
 from trunkline.models.weights import (
     Index,
@@ -105,7 +106,17 @@ class Checkpoint:
     @property
     def packed_kinds(self) -> tuple[str, ...]:
         """The ggml types of matrices that `tensors` can hand out packed, that of most bytes first."""
-        return self.weights.packed_kinds if isinstance(self.weights, GGUFWeights) else ()
+        return self.weights.packed_kinds if isinstance(self.weights, GGUFWeights | QuantizedFolderWeights) else ()
+
+    @property
+    def stored_quantization(self) -> str | None:
+        """What --quantization calls the way the matrices are stored; None: they are plain."""
+        match self.weights:
+            case GGUFWeights():
+                return "gguf" if self.packed_kinds else None
+            case QuantizedFolderWeights(scheme=scheme):
+                return scheme.method
+        return None
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -135,7 +146,9 @@ class Checkpoint:
         """The same, but for matrices of `packed_kinds`: they stay the integers that the file has. Where a column of a split begins or ends
         inside a group of these, the part is dequantized after all."""
         weights = self.weights
-        return self._read(weights.read_packed if isinstance(weights, GGUFWeights) else weights.read, on_progress, split)
+        if isinstance(weights, GGUFWeights | QuantizedFolderWeights):
+            return self._read(weights.read_packed, on_progress, split)
+        return self._read(weights.read, on_progress, split)
 
     def _read(
         self, read: Callable[[str, Index], Stored], on_progress: OnProgress | None, split: Split
@@ -164,10 +177,16 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
         checkpoint = _open_folder(path, source) if file is None else _open_gguf(file, source)
     except OSError as error:
         raise ModelError(f"{error.filename or path} cannot be read: {error.strerror}.") from error
-    if source.quantization == "gguf" and not checkpoint.packed_kinds:
+    if source.quantization == "gguf" and checkpoint.stored_quantization != "gguf":
         raise ConfigError(
             f"--quantization is 'gguf', but no matrix that is read from {path} is stored as one of {', '.join(PACKINGS)}, which are those"
             " that stay packed; leave it out, or use 'int8'."
+        )
+    if source.quantization in METHODS and source.quantization != checkpoint.stored_quantization:
+        raise ConfigError(
+            f"--quantization is {source.quantization!r}, but the weights of {path} are"
+            f" {'not quantized' if checkpoint.stored_quantization is None else repr(checkpoint.stored_quantization)}; leave it out, and how"
+            " they are stored is found out."
         )
     wanted, largest = source.max_model_len, checkpoint.config.max_position_embeddings
     if wanted is not None and not 1 <= wanted <= largest:
@@ -248,14 +267,22 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
         weights: Weights = DummyWeights(config, source.seed)
     else:
         ModelConfig.from_hf(hf_config, generation)  # refuses an architecture before its weights are looked for
+        scheme = scheme_of(hf_config)
         stored = read_safetensors(folder)
         if not any(name.startswith(WHOLE_MODEL) for name in stored.tensors):  # saved without the class around it
             stored = replace(stored, left_out=WHOLE_MODEL)
-        config = ModelConfig.from_hf(hf_config, generation, stored_dtype=_stored_dtype(stored))
-        expected = {stored.spelled(name): shape for name, shape in stored_shapes(config, hf_place).items()}
-        _check_shapes(str(folder), config, expected, {name: tensor.shape for name, tensor in stored.tensors.items()})
-        _check_dtypes(folder, expected, stored)
-        weights = FolderWeights(stored, config)
+        config = ModelConfig.from_hf(
+            hf_config,
+            generation,
+            stored_dtype=_stored_dtype(stored) if scheme is None else "float16",
+            quantization=None if scheme is None else scheme.method,
+        )
+        weights = FolderWeights(stored, config) if scheme is None else QuantizedFolderWeights(stored, config, scheme)
+        parts = weights.parts()
+        found = {name: tensor.shape for name, tensor in stored.tensors.items()}
+        is_extra = (lambda name: False) if scheme is None else scheme.is_redundant
+        _check_shapes(str(folder), config, {name: part.shape for name, part in parts.items()}, found, is_extra)
+        _check_dtypes(folder, parts, stored)
     return Checkpoint(
         path=str(folder),
         name=_folder_name(folder),
@@ -304,9 +331,87 @@ class FolderWeights:
     folder: SafetensorsFolder
     config: ModelConfig
 
+    def parts(self) -> Parts:
+        """What the folder must have, by its own names."""
+        shapes = stored_shapes(self.config, hf_place)
+        return {self.folder.spelled(name): Part(shape) for name, shape in shapes.items()}
+
     def read(self, name: str, index: Index = ()) -> "torch.Tensor":
         place = hf_place(name, self.config)
         return self.folder.read(place.name, place.index_of(index))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedFolderWeights:
+    """The same of a folder whose matrices are stored in few bits, decoded or packed."""
+
+    folder: SafetensorsFolder
+    config: ModelConfig
+    scheme: Scheme
+
+    @property
+    def packed_kinds(self) -> tuple[str, ...]:
+        """See Checkpoint.packed_kinds."""
+        return self.scheme.kinds
+
+    def parts(self) -> Parts:
+        """What the folder must have, by its own names."""
+        parts: Parts = {}
+        for name, shape in stored_shapes(self.config, hf_place).items():
+            parts |= self._stand_ins(name, shape) or {self.folder.spelled(name): Part(shape)}
+        return parts
+
+    def read(self, name: str, index: Index = ()) -> "torch.Tensor":
+        from trunkline.kernels.quantized import QuantizedMatrix
+
+        tensor = self.read_packed(name, index)
+        return tensor.dequantize() if isinstance(tensor, QuantizedMatrix) else tensor
+
+    def read_packed(self, name: str, index: Index = ()) -> "torch.Tensor | QuantizedMatrix":
+        """The matrix in the bits that the folder has, if they can stay; else as `read` gives it."""
+        place = hf_place(name, self.config)
+        shape = stored_shapes(self.config, hf_place)[place.name]
+        if self._stand_ins(place.name, shape) is None:
+            return self.folder.read(place.name, place.index_of(index))
+        module = self.folder.spelled(place.name).removesuffix(".weight")
+        self._check_no_bias(module)
+        return _cut(self.scheme.read(self.folder.read, module, shape), place.index_of(index))
+
+    def _stand_ins(self, name: str, shape: Shape) -> Parts | None:
+        """The tensors that stand for the matrix `name`; None: it is stored as it is."""
+        if len(shape) != 2 or not name.endswith(".weight"):
+            return None
+        found = {name: tensor.shape for name, tensor in self.folder.tensors.items()}
+        return self.scheme.parts(self.folder.spelled(name).removesuffix(".weight"), shape, found)
+
+    def _check_no_bias(self, module: str) -> None:
+        """Some tools write a bias of zeros for every layer."""
+        name = f"{module}.bias"
+        if name in self.folder.tensors and name not in self.parts() and self.folder.read(name).any():
+            raise ModelError(
+                f"{self.folder.folder} has the tensor '{name}', which is not part of a {self.config.architecture} model, and is not 0."
+            )
+
+
+def _cut(matrix: "torch.Tensor | QuantizedMatrix", index: Index) -> "torch.Tensor | QuantizedMatrix":
+    """The part at `index`; decoded, if columns begin or end inside a group."""
+    from trunkline.kernels.quantized import QuantizedMatrix
+
+    if not index:
+        return matrix
+    if not isinstance(matrix, QuantizedMatrix):
+        return matrix[index]
+    rows, columns = (*index, slice(None))[:2]
+    first, last, _ = columns.indices(matrix.shape[1])
+    group = matrix.group
+    if (first, last) == (0, matrix.shape[1]):
+        groups = slice(None)
+    elif first % group or last % group:
+        return matrix.dequantize()[index]
+    else:
+        groups = slice(first // group, last // group)
+    offset = None if matrix.offset is None else matrix.offset[rows, groups]
+    return QuantizedMatrix(matrix.value[rows, columns], matrix.scale[rows, groups], offset, group, matrix.bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +475,13 @@ class DummyWeights:
         return values[index].to(getattr(torch, self.config.dtype))
 
 
-def _check_shapes(where: str, config: ModelConfig, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+def _check_shapes(
+    where: str,
+    config: ModelConfig,
+    expected: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    is_extra: Callable[[str], bool] = lambda name: False,
+) -> None:
     """The tensors found must be the model's: none missing, none of another shape, none that would be left out."""
     model = f"a {config.architecture} model of {config.num_layers} layers"
     if missing := [name for name in expected if name not in found]:
@@ -383,19 +494,19 @@ def _check_shapes(where: str, config: ModelConfig, expected: Mapping[str, Shape]
                 f"{where}: tensor '{name}' has the shape {list(found[name])}; the config calls for {list(shape)}."
             )
     for name in found:
-        if name not in expected and not is_redundant(name, config):
+        if name not in expected and not is_redundant(name, config) and not is_extra(name):
             raise ModelError(
                 f"{where} has the tensor '{name}', which is not part of {model}; supported is {SUPPORTED}."
             )
 
 
-def _check_dtypes(folder: Path, names: Iterable[str], stored: SafetensorsFolder) -> None:
-    for name in names:
+def _check_dtypes(folder: Path, parts: Parts, stored: SafetensorsFolder) -> None:
+    for name, part in parts.items():
         tensor = stored.tensors[name]
-        if tensor.dtype not in DTYPE_BYTES:
+        if tensor.dtype not in part.dtypes:
             raise ModelError(
-                f"{folder / tensor.file}: tensor '{name}' has the dtype {tensor.dtype}; those that can be read are"
-                f" {', '.join(DTYPE_BYTES)}."
+                f"{folder / tensor.file}: tensor '{name}' has the dtype {tensor.dtype}; allowed {'are' if len(part.dtypes) > 1 else 'is'}"
+                f" {', '.join(part.dtypes)}."
             )
 
 

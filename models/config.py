@@ -63,7 +63,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_bias: bool = False  # attention's output layer, o, has one
     mlp_bias: bool = False  # gate, up and down have biases
     dtype: str = "float32"  # float32, float16 or bfloat16: what the weights lose little in; quantized ones: float16
-    quantization: str | None = None  # ggml type of most weights, e.g. "Q4_1"; None: not quantized
+    quantization: str | None = (
+        None  # ggml type of most weights, e.g. "Q4_1", or how a folder's are, e.g. "awq"; None: not quantized
+    )
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # any of them ends the text
 
@@ -116,9 +118,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_hf(
-        cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, *, stored_dtype: str = "float32"
+        cls,
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        *,
+        stored_dtype: str = "float32",
+        quantization: str | None = None,
     ) -> "ModelConfig":
         """From the object in config.json, and the one in generation_config.json for more end-of-text ids.
+
+        How matrices are quantized is quantized_folder.py's; `quantization` is its name for that.
 
         Reads RoPE both as `rope_scaling` and `rope_theta` and as transformers 5's `rope_parameters`. Missing optional
         keys mean what they mean to transformers. `stored_dtype` stands in for a config.json that names no dtype.
@@ -126,7 +135,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         name = _hf_architecture(Fields("config.json", config))
         architecture = ARCHITECTURES[name]
         fields = Fields("config.json", config, architecture.defaults)
-        _refuse_quantized(fields)
         has_head = fields.get("architectures") != [architecture.bare]
         num_heads = fields.integer("num_attention_heads", 1, 2048)
         num_layers = fields.integer("num_hidden_layers", 1, 1024)
@@ -152,6 +160,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             tie_word_embeddings=fields.boolean("tie_word_embeddings", default=False) or not has_head,
             has_head=has_head,
             dtype=_hf_dtype(fields, stored_dtype),
+            quantization=quantization,
             bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
             eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
             **architecture.from_hf(fields, num_layers),
@@ -247,16 +256,6 @@ def _hf_architecture(fields: Fields) -> str:
             f" /v1/score compare embeddings of a language model; supported is {SUPPORTED}."
         )
     raise ModelError(f"config.json: the architecture is {seen!r}; supported is {SUPPORTED}.")
-
-
-def _refuse_quantized(fields: Fields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if fields.get(key) is not None:
-            method = fields.section(key).get("quant_method")
-            raise ModelError(
-                f"config.json: the weights are quantized ({key}, method {method!r}); supported are float32, float16 and"
-                f" bfloat16 safetensors, and quantized GGUF files, of {SUPPORTED}."
-            )
 
 
 def _hf_dtype(fields: Fields, stored: str) -> str:

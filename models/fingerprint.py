@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from trunkline.errors import ModelError
-from trunkline.models.checkpoint import Checkpoint, DummyWeights, FolderWeights, GGUFWeights
+from trunkline.models.checkpoint import Checkpoint, DummyWeights, FolderWeights, GGUFWeights, QuantizedFolderWeights
 
 VERSION = 1  # of what goes into a fingerprint
 MAX_REMEMBERED = 256  # digests of files
@@ -59,7 +59,7 @@ def default_cache() -> Path | None:
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
     """The files that the weights are read from; none for dummy weights."""
     match checkpoint.weights:
-        case FolderWeights(folder=stored):
+        case FolderWeights(folder=stored) | QuantizedFolderWeights(folder=stored):
             return [stored.folder / name for name in sorted({tensor.file for tensor in stored.tensors.values()})]
         case GGUFWeights(file=file):
             return [Path(file.path)]

@@ -85,7 +85,10 @@ class SafetensorsFolder:
             raise ModelError(f"{path}: tensor '{name}' cannot be read: {error}.") from error
         if not tensor.numel():
             return tensor
-        lowest, highest = torch.aminmax(tensor)  # passes NaN on, and copies nothing
+        is_float8 = tensor.dtype.itemsize == 1 and tensor.is_floating_point()  # of which torch knows no extremes
+        lowest, highest = torch.aminmax(
+            tensor.float() if is_float8 else tensor
+        )  # passes NaN on, and copies nothing else
         if not (torch.isfinite(lowest) and torch.isfinite(highest)):
             raise ModelError(f"{path}: tensor '{name}' holds a value that is not finite.")
         return tensor

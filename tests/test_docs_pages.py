@@ -18,9 +18,10 @@ from trunkline.api.reference import document
 from trunkline.api.responses_protocol import ResponsesRequest
 from trunkline.cli import make_parser
 from trunkline.cli_parser import NAMES_HERE, NOT_HERE
-from trunkline.config import CacheConfig, engine_config
+from trunkline.config import QUANTIZATIONS, CacheConfig, engine_config
 from trunkline.errors import InvalidParameter
 from trunkline.models.architectures import ARCHITECTURES
+from trunkline.models.quantized_folder import METHODS
 from trunkline.models.rope import GGUF_KINDS, HF_KINDS
 from trunkline.workers.gpu_memory import Footprint, size_gpu_pool
 
@@ -167,9 +168,16 @@ def test_the_page_of_models_has_every_architecture() -> None:
 
 
 def test_the_page_of_models_has_every_rope() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|[^|]*\| (\w+)", (DOCS / "models.md").read_text(), re.MULTILINE)
-    ropes = {name: word != "no" for name, word in rows if name != "rope_type" and not name.endswith("ForCausalLM")}
+    section = (DOCS / "models.md").read_text().split("## Longer contexts")[1].split("\n## ")[0]
+    ropes = {name: word != "no" for name, word in re.findall(r"^\| `(\w+)` \|[^|]*\| (\w+)", section, re.MULTILINE)}
+    del ropes["rope_type"]
     assert set(ropes) == set(HF_KINDS)
     assert (
         {name for name in ropes if not ropes[name]} == {"dynamic"} == set(HF_KINDS) - {"default", "llama3", *GGUF_KINDS}
     )
+
+
+def test_the_page_of_models_has_every_method_of_quantization() -> None:
+    section = (DOCS / "models.md").read_text().split("## Quantized checkpoints")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == ["gguf", *METHODS]
+    assert {"auto", "none", "gguf", "int8", *METHODS} == set(QUANTIZATIONS)

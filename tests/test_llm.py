@@ -90,8 +90,8 @@ def test_it_says_how_weights_are_stored(tmp_path: Path, caplog: pytest.LogCaptur
     assert "tiny, Q4_1 kept packed, on cpu (1 thread" in caplog.text
     with pytest.raises(ConfigError, match="--quantization is 'gguf', but no matrix"):
         LLM(str(tiny_model(tmp_path / "tiny")), quantization="gguf")
-    with pytest.raises(ConfigError, match="--quantization is 'awq'; allowed is one of auto, none, gguf, int8"):
-        LLM(file, quantization="awq")
+    with pytest.raises(ConfigError, match="--quantization is 'aqlm'; allowed is one of auto, none, gguf, awq"):
+        LLM(file, quantization="aqlm")
 
 
 def test_one_prompt_or_many_as_text_or_token_ids(llm: LLM) -> None:

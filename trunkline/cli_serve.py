@@ -217,8 +217,8 @@ def add_model_flags(command: argparse.ArgumentParser) -> None:
         "-q",
         choices=QUANTIZATIONS,
         default=source.quantization,
-        help="storage of matrices on a CPU. none: as --dtype says; gguf: as a quantized GGUF file has them; int8: 8 bits a weight, quantized"
-        " at the start; auto: gguf for such a file unless there is a --dtype, else none",
+        help="storage of matrices on a CPU. none: as --dtype says; gguf, awq, gptq, bitsandbytes, fp8: as such a checkpoint has them, and an"
+        " error for another; int8: 8 bits a weight, quantized at the start; auto: what the checkpoint has unless there is a --dtype",
     )
     group.add_argument(
         "--max-model-len",

@@ -55,7 +55,10 @@ def load_gpu_part(
 
     Raises ModelError if the checkpoint's tensors do not fit, ConfigError if the GPU can't do what is asked for.
     """
-    if config.model.quantization not in ("auto", "none"):
+    stored = checkpoint.stored_quantization
+    if config.model.quantization not in ("auto", "none") and (
+        stored in (None, "gguf") or config.model.quantization != stored
+    ):
         raise ConfigError(
             f"--quantization is '{config.model.quantization}', which the GPU kernels do not have: they take weights as --dtype says. Please"
             " leave it out, or use --device cpu."

@@ -6,7 +6,8 @@
 
     quantization  matrices                                                         everything else
     none          `dtype`                                                          `dtype`, norms and biases float32
-    gguf          as the file has them, if their type stays packed; else `dtype`   the same
+    gguf, awq, gptq, bitsandbytes, fp8
+                  as the file has them, if such stay packed; else `dtype`          the same
     int8          8 bits and a scale for each output, quantized here               the same
 
 Keys and values go by `dtype`, unless --kv-cache-dtype names another (kv_format.py).
@@ -31,7 +32,7 @@ class WeightFormat(NamedTuple):
     """The answer.
 
     dtype         of plain matrices, and what keys and values go by
-    quantization  "none", "gguf" or "int8"
+    quantization  "none", "packed" or "int8"
     name          both for people: what most weights are stored as
     """
 
@@ -43,7 +44,7 @@ class WeightFormat(NamedTuple):
         self, checkpoint: Checkpoint, on_progress: OnProgress | None = None, split: Split = WHOLE
     ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
         """The tensors of `checkpoint`, or a rank's part of each, with matrices in this format where it is not a plain one."""
-        if self.quantization == "gguf":
+        if self.quantization == "packed":
             return checkpoint.packed_tensors(on_progress, split)
         plain = checkpoint.tensors(on_progress, split)
         return map(_as_int8, plain) if self.quantization == "int8" else plain
@@ -64,25 +65,32 @@ def choose_format(checkpoint: Checkpoint, kernels: Kernels, *, dtype: str, quant
     if quantization not in QUANTIZATIONS:
         raise ConfigError(f"--quantization is '{quantization}'; allowed are {', '.join(QUANTIZATIONS)}.")
     packs = not isinstance(kernels, ReferenceKernels)
+    kinds = checkpoint.packed_kinds
     if quantization == "auto":
-        quantization = default_quantization(dtype, is_packed=bool(checkpoint.packed_kinds), packs=packs)
+        form = default_quantization(dtype, is_packed=bool(kinds), packs=packs)
+    elif quantization in ("none", "int8"):
+        form = quantization
+    else:
+        form = "packed" if kinds else "none"
     plain = _plain_dtype(dtype, checkpoint.config.dtype, kernels)
     name = str(plain).removeprefix("torch.")
-    if quantization != "none":
-        stored = _listed(checkpoint.packed_kinds) if quantization == "gguf" else "int8"
-        kept = f"{stored} kept packed" if quantization == "gguf" else stored
+    if form != "none":
+        stored = _listed(kinds) if form == "packed" else "int8"
+        kept = f"{stored} kept packed" if form == "packed" else stored
         name = kept if packs else f"{stored} as {name}"
-    return WeightFormat(plain, quantization, name)
+    elif checkpoint.stored_quantization not in (None, "gguf") and not kinds:
+        name = f"{name}, decoded from {checkpoint.stored_quantization}"
+    return WeightFormat(plain, form, name)
 
 
 def default_quantization(dtype: str, *, is_packed: bool, packs: bool) -> str:
-    """What "auto" is: one of the others.
+    """What "auto" is: "packed" or "none".
 
     dtype      what the user wants weights stored as; whoever names one gets it, as ever
     is_packed  some matrices of the checkpoint can stay packed
     packs      the kernels multiply by packed matrices, instead of unpacking them first
     """
-    return "gguf" if dtype == "auto" and is_packed and packs else "none"
+    return "packed" if dtype == "auto" and is_packed and packs else "none"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -243,7 +243,6 @@ def test_what_transformers_saves_is_read_back(scaling):
         ({"architectures": ..., "model_type": "gpt2"}, "the architecture is 'gpt2'"),
         ({"architectures": ..., "model_type": ...}, "'architectures' is missing; supported is"),
         ({"architectures": "LlamaForCausalLM"}, "the architecture is 'LlamaForCausalLM'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized .*'gptq'.*safetensors, and quantized GGUF"),
         ({"sliding_window": 4096}, "'sliding_window' is 4096"),
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'; allowed is 'silu'"),
         ({"vocab_size": ...}, "'vocab_size' is missing"),

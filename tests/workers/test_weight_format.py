@@ -59,12 +59,12 @@ def compiled() -> CpuKernels:
         ("float32", "auto", "auto", WeightFormat(torch.float16, "none", "float16")),
         ("bfloat16", "auto", "auto", WeightFormat(torch.bfloat16, "none", "bfloat16")),
         ("bfloat16", "auto", "int8", WeightFormat(torch.bfloat16, "int8", "int8")),
-        ("Q4_1", "auto", "auto", WeightFormat(torch.float16, "gguf", "Q4_1 kept packed")),
+        ("Q4_1", "auto", "auto", WeightFormat(torch.float16, "packed", "Q4_1 kept packed")),
         ("Q4_1", "auto", "none", WeightFormat(torch.float16, "none", "float16")),
         ("Q4_1", "auto", "int8", WeightFormat(torch.float16, "int8", "int8")),
         ("Q4_1", "float32", "auto", WeightFormat(torch.float32, "none", "float32")),
-        ("Q4_1", "float32", "gguf", WeightFormat(torch.float32, "gguf", "Q4_1 kept packed")),
-        ("mixed", "auto", "auto", WeightFormat(torch.float16, "gguf", "Q4_K, Q5_K, Q8_0 and Q6_K kept packed")),
+        ("Q4_1", "float32", "gguf", WeightFormat(torch.float32, "packed", "Q4_1 kept packed")),
+        ("mixed", "auto", "auto", WeightFormat(torch.float16, "packed", "Q4_K, Q5_K, Q8_0 and Q6_K kept packed")),
         ("F16", "auto", "auto", WeightFormat(torch.float16, "none", "float16")),
     ],
 )
@@ -93,8 +93,10 @@ def test_settings_that_there_are_not(files: Callable[[str], Path]) -> None:
     checkpoint, kernels = opened(files("Q4_1")), ReferenceKernels()
     with pytest.raises(ConfigError, match="--dtype is 'int3'; allowed are auto, float32"):
         choose_format(checkpoint, kernels, dtype="int3", quantization="auto")
-    with pytest.raises(ConfigError, match="--quantization is 'awq'; allowed are auto, none, gguf, int8"):
-        choose_format(checkpoint, kernels, dtype="auto", quantization="awq")
+    with pytest.raises(
+        ConfigError, match="--quantization is 'aqlm'; allowed are auto, none, gguf, awq, gptq, bitsandbytes, fp8, int8"
+    ):
+        choose_format(checkpoint, kernels, dtype="auto", quantization="aqlm")
 
 
 def reference(checkpoint: Checkpoint, form: WeightFormat) -> ModelRunner:

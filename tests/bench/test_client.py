@@ -1,13 +1,13 @@
 import asyncio
+import contextlib
 import itertools
 import json
 
 import aiohttp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.bench.client import EventParser, Outcome, stream
+from trunkline.bench.client import EventParser, Outcome, reused_connections, stream
 
 BODY = (
     ": a comment, as some proxies send to keep a connection open\r\n\r\n"
@@ -55,9 +55,11 @@ class Forgetful:
 
     def __init__(self, answers: int) -> None:
         self.requests = 0
+        self.connections: set[asyncio.Task[None] | None] = set()
         self._answers = answers
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.add(asyncio.current_task())
         chunk = {"choices": [{"text": "one", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
         content = f"data: {json.dumps(chunk)}\n\n".encode()
         head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nKeep-Alive: timeout=5, max=100\r\n"
@@ -72,17 +74,32 @@ class Forgetful:
             writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             await writer.drain()
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
-@pytest.mark.parametrize(("answers", "errors", "requests"), [(1, [None, None], 3), (0, ["Server disc"] * 2, 4)])
-async def test_a_request_on_a_connection_that_was_closed_is_sent_once_more(
-    answers: int, errors: list[str | None], requests: int
-) -> None:
-    forgetful = Forgetful(answers)
+async def ask(forgetful: Forgetful, *rounds: int) -> list[Outcome]:
+    """Round after round so many requests at once."""
     server = await asyncio.start_server(forgetful, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, aiohttp.ClientSession() as session:
-        outcomes = [await stream(session, f"http://127.0.0.1:{port}/", {}) for _ in errors]
-    for outcome, error in zip(outcomes, errors, strict=True):
-        assert outcome.error == error if error is None else error in (outcome.error or "")
-    assert forgetful.requests == requests
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    outcomes: list[Outcome] = []
+    async with server:
+        async with aiohttp.ClientSession(trace_configs=[reused_connections()]) as session:
+            for count in rounds:
+                outcomes += await asyncio.gather(*(stream(session, url, {}) for _ in range(count)))
+        await asyncio.gather(*filter(None, forgetful.connections))
+    return outcomes
+
+
+async def test_a_request_on_a_connection_that_was_closed_is_sent_once_more() -> None:
+    """Also if it gets several of them, one after the other."""
+    forgetful = Forgetful(answers=1)
+    outcomes = await ask(forgetful, 4, 1, 4)
+    assert [outcome.error for outcome in outcomes] == [None] * 9
+    assert forgetful.requests == 9 + 4 + 1, "each connection but those of the last round was tried once more"
+
+
+async def test_a_server_that_hangs_up_is_asked_once() -> None:
+    forgetful = Forgetful(answers=0)
+    outcomes = await ask(forgetful, 1, 2)
+    assert all("Server disc" in (outcome.error or "") for outcome in outcomes) and forgetful.requests == 3

@@ -83,7 +83,10 @@ class EventParser:
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Outcome:
-    """Send one streaming request and read it to its end. Failures are reported in the outcome, never raised."""
+    """Send one streaming request and read it to its end. Failures are reported in the outcome, never raised.
+
+    session  one with `reused_connections` among its trace configs
+    """
     outcome = Outcome(started=time.perf_counter())
     try:
         async with await _post(session, url, body) as response:
@@ -101,17 +104,31 @@ async def stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any])
     return outcome
 
 
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
-    """Send a request, once more if the connection was kept from an earlier one and is closed by now.
+def reused_connections() -> aiohttp.TraceConfig:
+    """For a session whose requests `stream` sends: tells it which of them went out on a connection of an earlier one."""
+    trace = aiohttp.TraceConfig()
 
-    Some servers, llama.cpp's for one, close it behind every stream and do not say so.
+    async def tell(_: object, context: Any, __: object) -> None:
+        if context.trace_request_ctx is not None:  # another request than `stream`'s
+            context.trace_request_ctx.append(True)
+
+    trace.on_connection_reuseconn.append(tell)
+    return trace
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    """Send a request, once more as long as the connection was kept from an earlier one and is closed by now.
+
+    Some servers, llama.cpp's for one, close it behind every stream and do not say so: after several streams there are as many such
+    connections, each found out when it is tried. A new connection that is closed is the server's answer.
     """
-    try:
-        return await session.post(url, json=body)
-    except aiohttp.ClientConnectorError:
-        raise  # there was none
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
-        return await session.post(url, json=body)
+    while True:
+        reused: list[bool] = []
+        try:
+            return await session.post(url, json=body, trace_request_ctx=reused)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+            if not reused:
+                raise
 
 
 async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from trunkline.bench.client import Outcome, stream
+from trunkline.bench.client import Outcome, reused_connections, stream
 from trunkline.bench.load import Timed
 from trunkline.bench.texts import Texts
 from trunkline.bench.workloads import Message, Turn, Workload
@@ -48,6 +48,7 @@ class Server:
             headers=self._headers,
             connector=aiohttp.TCPConnector(limit=0),  # the default limit of 100 would be what is measured
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._timeout),
+            trace_configs=[reused_connections()],
         )
         return self
 

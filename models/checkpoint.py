@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -278,7 +279,7 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
             quantization=None if scheme is None else scheme.method,
         )
         weights = FolderWeights(stored, config) if scheme is None else QuantizedFolderWeights(stored, config, scheme)
-        parts = weights.parts()
+        parts = weights.parts
         found = {name: tensor.shape for name, tensor in stored.tensors.items()}
         is_extra = (lambda name: False) if scheme is None else scheme.is_redundant
         _check_shapes(str(folder), config, {name: part.shape for name, part in parts.items()}, found, is_extra)
@@ -331,6 +332,7 @@ class FolderWeights:
     folder: SafetensorsFolder
     config: ModelConfig
 
+    @property
     def parts(self) -> Parts:
         """What the folder must have, by its own names."""
         shapes = stored_shapes(self.config, hf_place)
@@ -341,7 +343,7 @@ class FolderWeights:
         return self.folder.read(place.name, place.index_of(index))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QuantizedFolderWeights:
     """The same of a folder whose matrices are stored in few bits, decoded or packed."""
 
@@ -354,6 +356,11 @@ class QuantizedFolderWeights:
         """See Checkpoint.packed_kinds."""
         return self.scheme.kinds
 
+    @cached_property
+    def _found(self) -> Mapping[str, Shape]:
+        return {name: tensor.shape for name, tensor in self.folder.tensors.items()}
+
+    @cached_property
     def parts(self) -> Parts:
         """What the folder must have, by its own names."""
         parts: Parts = {}
@@ -381,13 +388,12 @@ class QuantizedFolderWeights:
         """The tensors that stand for the matrix `name`; None: it is stored as it is."""
         if len(shape) != 2 or not name.endswith(".weight"):
             return None
-        found = {name: tensor.shape for name, tensor in self.folder.tensors.items()}
-        return self.scheme.parts(self.folder.spelled(name).removesuffix(".weight"), shape, found)
+        return self.scheme.parts(self.folder.spelled(name).removesuffix(".weight"), shape, self._found)
 
     def _check_no_bias(self, module: str) -> None:
         """Some tools write a bias of zeros for every layer."""
         name = f"{module}.bias"
-        if name in self.folder.tensors and name not in self.parts() and self.folder.read(name).any():
+        if name in self.folder.tensors and name not in self.parts and self.folder.read(name).any():
             raise ModelError(
                 f"{self.folder.folder} has the tensor '{name}', which is not part of a {self.config.architecture} model, and is not 0."
             )

@@ -9,6 +9,7 @@ Names are those that Hugging Face has for a Llama, everywhere outside this file.
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,8 +73,9 @@ class Place(NamedTuple):
 Placing = Callable[[str, ModelConfig], Place]
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every tensor of a model by name, in the order the forward pass meets them."""
+@lru_cache(maxsize=8)
+def tensor_shapes(config: ModelConfig) -> Mapping[str, Shape]:
+    """Every tensor of a model by name, in the order the forward pass meets them. Experts make that tens of thousands: made once."""
     hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     qkv = {"q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
@@ -147,7 +149,8 @@ def gguf_place(name: str, config: ModelConfig) -> Place:
     return Place(f"blk.{layer}.{modules[module]}.{kind}", rows)
 
 
-def stored_shapes(config: ModelConfig, place: Placing) -> dict[str, Shape]:
+@lru_cache(maxsize=8)
+def stored_shapes(config: ModelConfig, place: Placing) -> Mapping[str, Shape]:
     """Every tensor of a file, by the file's own names."""
     stored: dict[str, Shape] = {}
     for name, shape in tensor_shapes(config).items():

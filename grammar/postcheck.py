@@ -12,6 +12,8 @@ Three things are done otherwise than jsonschema does them by itself:
   is one deadline for a text.
 - A reference that leads out of the schema is never followed.
 
+And a schema with a part in another draft is not checked at all: jsonschema would need a validator for each.
+
 Knows no tokens, no engine and no HTTP. jsonschema is imported when the first text is checked.
 """
 
@@ -23,8 +25,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from decimal import Decimal
+from enum import Enum, auto
 from fractions import Fraction
 from typing import Any, NamedTuple
+
+from trunkline.grammar.schema.keywords import Draft, draft_of
 
 logger = logging.getLogger("trunkline.grammar")
 
@@ -39,6 +44,14 @@ _DATA = frozenset({"const", "default", "enum", "examples", "example"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
 
 _deadline: ContextVar[float] = ContextVar("deadline")
+
+
+class _Reading(Enum):
+    """What a value in a schema is."""
+
+    SCHEMA = auto()
+    BY_NAME = auto()  # schemas by name
+    DATA = auto()
 
 
 class Verdict(NamedTuple):
@@ -68,9 +81,10 @@ class PostCheck:
 
     def __init__(self, schema: Any, *, seconds: float = CHECK_SECONDS) -> None:
         self._seconds = seconds
-        self._schema = _exact(schema, is_schema=True)
+        self._schema = _exact(schema, _Reading.SCHEMA)
         self._validator: Any = None  # made when the first text comes
-        self._draft = _draft(schema)
+        self._draft = draft_of(schema)
+        self._is_mixed = _is_mixed(schema)
 
     def check(self, text: str) -> Verdict:
         """Whether a whole text is JSON and valid. Never raises."""
@@ -79,6 +93,8 @@ class PostCheck:
         except ValueError as error:
             return Verdict(False, f"The text is not JSON: {error}.")
         except (RecursionError, ArithmeticError):  # nested too deeply; an exponent that no number can have
+            return UNCHECKED
+        if self._is_mixed:
             return UNCHECKED
         token = _deadline.set(time.monotonic() + self._seconds)
         try:
@@ -111,52 +127,66 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"it holds {name}")
 
 
-def _exact(node: Any, *, is_schema: bool) -> Any:
+def _exact(node: Any, reading: _Reading) -> Any:
     """A copy with Decimals for floats and, in schemas, without `$schema`, by which jsonschema would choose another
     validator than ours for what is below it, and without `false` by name, of which it would not tell where it stands."""
     if isinstance(node, float | Fraction):
         return Decimal(repr(node)) if isinstance(node, float) else Decimal(node.numerator) / Decimal(node.denominator)
     if isinstance(node, list | tuple):
-        return [_exact(item, is_schema=is_schema) for item in node]
+        return [_exact(item, reading) for item in node]
     if not isinstance(node, Mapping):
         return node
-    copy = {
-        key: _exact(value, is_schema=is_schema and key not in _DATA)
+    if reading is _Reading.BY_NAME:
+        return {name: {"not": {}} if below is False else _exact(below, _Reading.SCHEMA) for name, below in node.items()}
+    return {
+        key: _exact(value, _inside(reading, key))
         for key, value in node.items()
-        if not (is_schema and key == "$schema" and isinstance(value, str))
+        if not (reading is _Reading.SCHEMA and key == "$schema" and isinstance(value, str))
     }
-    if is_schema:
-        for keyword in _BY_NAME.intersection(copy):
-            if isinstance(named := copy[keyword], dict):
-                copy[keyword] = {name: {"not": {}} if below is False else below for name, below in named.items()}
-    return copy
 
 
-def _draft(schema: Any) -> str:
-    """Name of jsonschema's validator class for the draft that a schema declares, or "" if it declares none."""
-    declared = schema.get("$schema") if isinstance(schema, Mapping) else None
-    if not isinstance(declared, str):
-        return ""
-    return next((name for part, name in _DRAFTS.items() if part in declared), _NEWEST)
+def _inside(reading: _Reading, key: str) -> _Reading:
+    """What the value at a key is."""
+    if reading is _Reading.BY_NAME:
+        return _Reading.SCHEMA
+    if reading is _Reading.DATA or key in _DATA:
+        return _Reading.DATA
+    return _Reading.BY_NAME if key in _BY_NAME else _Reading.SCHEMA
 
 
-_NEWEST = "Draft202012Validator"
-_DRAFTS = {
-    "draft-03": "Draft3Validator",
-    "draft-04": "Draft4Validator",
-    "draft-06": "Draft6Validator",
-    "draft-07": "Draft7Validator",
-    "2019-09": "Draft201909Validator",
-    "2020-12": _NEWEST,
+def _is_mixed(schema: Any) -> bool:
+    """Whether a part of a schema, one that has a URI of its own, states another draft than the whole."""
+    draft = draft_of(schema)
+    unread = [(schema, _Reading.SCHEMA)]
+    while unread:
+        node, reading = unread.pop()
+        if isinstance(node, list | tuple):
+            unread.extend((item, reading) for item in node)
+        elif isinstance(node, Mapping):
+            is_resource = reading is _Reading.SCHEMA and ("$id" in node or "id" in node)
+            if is_resource and draft_of(node, draft) is not draft:
+                return True
+            unread.extend((value, _inside(reading, key)) for key, value in node.items())
+    return False
+
+
+# The names of jsonschema's validators.
+_VALIDATORS = {
+    Draft.DRAFT_4: "Draft4Validator",
+    Draft.DRAFT_6: "Draft6Validator",
+    Draft.DRAFT_7: "Draft7Validator",
+    Draft.DRAFT_2019_09: "Draft201909Validator",
+    Draft.DRAFT_2020_12: "Draft202012Validator",
+    Draft.UNSTATED: "Draft202012Validator",
 }
 
 
-def _make_validator(draft: str, schema: Any) -> Any:
+def _make_validator(draft: Draft, schema: Any) -> Any:
     import jsonschema
     import referencing
 
-    base = getattr(jsonschema, draft or _NEWEST)
-    keywords: dict[str, Any] = {**base.VALIDATORS, **({} if draft else _older_keywords())}
+    base = getattr(jsonschema, _VALIDATORS[draft])
+    keywords: dict[str, Any] = {**base.VALIDATORS, **(_older_keywords() if draft is Draft.UNSTATED else {})}
     own: dict[str, Any] = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -170,7 +200,7 @@ def _make_validator(draft: str, schema: Any) -> Any:
         own["unevaluatedProperties"] = _refuse  # jsonschema would look for the patterns with `re`
     timed = {name: _timed(own.get(name, keyword)) for name, keyword in keywords.items()}
     types = base.TYPE_CHECKER.redefine("number", _is_number)
-    if draft not in ("Draft3Validator", "Draft4Validator"):  # there 1.0 is no integer
+    if draft is not Draft.DRAFT_4:  # there 1.0 is no integer
         types = types.redefine("integer", _is_integer)
     kind = jsonschema.validators.extend(base, timed, type_checker=types)
     # A registry of our own: the default one would fetch what a reference names.

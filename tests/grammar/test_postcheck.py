@@ -70,6 +70,21 @@ CASES: list[tuple[Any, str, str]] = [
         '{"dependencies": [1]}',
         '{"dependencies": [""]}',
     ),
+    (
+        {"properties": {"properties": {"uniqueItems": False, "maxItems": 2}}},
+        '{"properties": [1, 1]}',
+        '{"properties": [1, 2, 3]}',
+    ),
+    (
+        {"$schema": DRAFT.format(4), "properties": {"definitions": {"minimum": 1, "exclusiveMinimum": False}}},
+        '{"definitions": 1}',
+        '{"definitions": 0}',
+    ),
+    ({"properties": {"const": {"const": 0.1}}}, '{"const": 0.1}', '{"const": 0.10000000000000000001}'),
+    # A URI that is no draft's, though it looks like one: read as the newest, where `dependencies` means nothing.
+    ({"$schema": "https://example.com/draft-07/schema#", "dependencies": {"a": ["b"]}}, '{"a": 1}', '{"a": '),
+    ({"$schema": "https://example.com/draft-04/schema#", "type": "integer"}, "1.0", "1.5"),
+    ({"$schema": "https://json-schema.org/draft-07/schema", "dependencies": {"a": ["b"]}}, "{}", '{"a": 1}'),
 ]
 
 
@@ -148,6 +163,22 @@ UNCHECKED: list[tuple[Any, str]] = [
     ({"type": "integer"}, "1e9999999999999999999999"),
     ({"pattern": "(?P<"}, '"a"'),
     ({"patternProperties": {"^a": {}}, "unevaluatedProperties": False}, '{"a": 1}'),
+    # In the part, nothing counts beside $ref; in the whole it would.
+    (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$ref": "urn:x",
+            "$defs": {
+                "x": {
+                    "$id": "urn:x",
+                    "$schema": DRAFT.format(7),
+                    "allOf": [{"$ref": "#/definitions/n", "minimum": 5}],
+                    "definitions": {"n": {"type": "integer"}},
+                }
+            },
+        },
+        "1",
+    ),
 ]
 
 

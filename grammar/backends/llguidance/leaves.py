@@ -24,7 +24,9 @@ from trunkline.grammar.regex import ast, automaton, pattern
 from trunkline.grammar.schema.forms import Form, Numbers, Strings, Values
 
 UNIT = pattern.json_unit("rust")  # one character of a string, as it is written
-LARGEST_DIVISOR = 10_000  # of the library's own multiples: it keeps as many states
+# Of the library's own multiples, all divisors of a grammar together: it keeps as many states, several times where there are bounds,
+# and may need all of them for one mask. From 7,000 on some texts come to its limits.
+LARGEST_DIVISORS = 5_000
 LARGEST_MULTIPLE = 10**12  # the library's bounds are floats: these have digits left behind the point
 MANY = 6  # expressions that hold for one text, or don't: the library has to follow all together
 RISKY_SIZE = 20_000  # characters of an expression with its repetitions written out
@@ -48,6 +50,7 @@ class Leaves:
         self._lark = lark
         self._written: dict[Form, list[str]] = {}
         self._trees: dict[str, ast.Node] = {}
+        self._divisors: dict[str, int] = {}  # of multiples as they were written
         self.is_risky = False
 
     def write(self, form: Values | Strings | Numbers) -> list[str]:
@@ -112,8 +115,33 @@ class Leaves:
         try:
             ways = [way for span in spans for way in span.alternatives()]
         except NotDecimal:
-            return [self._lark.subrule([_multiples(span, form.pointer)]) for span in spans]
+            return [self._lark.subrule([self._multiples(span, form.pointer)]) for span in spans]
         return [self._lark.terminal(*ways)] if ways else []
+
+    def _multiples(self, span: Span, pointer: str) -> str:
+        """The library's own multiples, which it has only inside of a JSON schema. Raises Unsupported."""
+        largest = LARGEST_MULTIPLE // span.step * span.step
+        least = -largest if span.least is None else max(span.least, -largest)
+        most = largest if span.most is None else min(span.most, largest)
+        limits = [_exact_float(number) for number in (span.step, least, most)]
+        divisor = _divisor(span.step)
+        if least > most or None in limits or divisor is None:
+            raise Unsupported(pointer, "multipleOf", f"multiples of {span.step} are too many to tell apart")
+        step, least_float, most_float = limits
+        schema = {
+            "type": "integer" if span.integer else "number",
+            "multipleOf": step,
+            "minimum": least_float,
+            "maximum": most_float,
+            "x-guidance": {"whitespace_flexible": False},
+        }
+        written = f"%json {json.dumps(schema)}"
+        self._divisors[written] = divisor
+        if sum(self._divisors.values()) > LARGEST_DIVISORS:
+            others = ", with the others in the schema," if len(self._divisors) > 1 else ""
+            reason = f"multiples of {span.step}{others} are too many to tell apart"
+            raise Unsupported(pointer, "multipleOf", reason)
+        return written
 
 
 def _is_empty(trees: Sequence[ast.Node], not_trees: Sequence[ast.Node], least: int, most: int | None) -> bool:
@@ -124,34 +152,16 @@ def _is_empty(trees: Sequence[ast.Node], not_trees: Sequence[ast.Node], least: i
         return False
 
 
-def _multiples(span: Span, pointer: str) -> str:
-    """The library's own multiples, which it has only inside of a JSON schema. Raises Unsupported."""
-    largest = LARGEST_MULTIPLE // span.step * span.step
-    least = -largest if span.least is None else max(span.least, -largest)
-    most = largest if span.most is None else min(span.most, largest)
-    limits = [_exact_float(number) for number in (span.step, least, most)]
-    if least > most or None in limits or not _keeps_multiple(span.step):
-        raise Unsupported(pointer, "multipleOf", f"multiples of {span.step} are too many to tell apart")
-    step, least_float, most_float = limits
-    schema = {
-        "type": "integer" if span.integer else "number",
-        "multipleOf": step,
-        "minimum": least_float,
-        "maximum": most_float,
-        "x-guidance": {"whitespace_flexible": False},
-    }
-    return f"%json {json.dumps(schema)}"
-
-
 def _exact_float(number: Fraction) -> float | int | None:
     if number.denominator == 1:
         return int(number)
     return float(number) if Fraction(repr(float(number))) == number else None
 
 
-def _keeps_multiple(step: Fraction) -> bool:
-    """Whether the library, which shifts a float's point until nothing is left behind it, gets the right number of them."""
+def _divisor(step: Fraction) -> int | None:
+    """Of how many numbers in a row the library, which shifts a float's point until nothing is left behind it, takes one as a
+    multiple; None: not of the right number."""
     value, places = float(step), 0
     while value % 1 and places < 20:
         value, places = value * 10, places + 1
-    return value <= LARGEST_DIVISOR and Fraction(int(value), 10**places) == step
+    return int(value) if Fraction(int(value), 10**places) == step else None

@@ -194,6 +194,35 @@ def test_multiples():
     assert refused(forms(Numbers(multiple_of=Fraction(123_456_789), pointer="/x"))) == ("/x", "multipleOf")
 
 
+def multiples(*divisors: int) -> Forms:
+    """Within bounds that need many states for each divisor."""
+    return forms(
+        *(
+            Numbers(
+                integer=True,
+                multiple_of=Fraction(divisor),
+                minimum=Fraction(-5_000_000),
+                maximum=Fraction(1),
+                pointer=f"/{divisor}",
+            )
+            for divisor in divisors
+        )
+    )
+
+
+@pytest.mark.parametrize("divisors", [(4999,), (2503, 2477), (998, 997, 996, 995, 994)])
+def test_multiples_that_are_taken_can_be_followed(divisors: tuple[int, ...]) -> None:
+    for seed in range(5):
+        text = random_text(compiled(multiples(*divisors)), VOCABULARY, seed)
+        assert text is not None and any(int(text) % divisor == 0 for divisor in divisors)
+
+
+def test_multiples_that_are_too_many_together_are_refused() -> None:
+    """The library would give up in the middle of a text."""
+    assert refused(multiples(9001)) == ("/9001", "multipleOf")
+    assert refused(multiples(2503, 2477, 2473)) == ("/2473", "multipleOf")
+
+
 def test_kinds_of_numbers_beside_one_another():
     given = forms(
         Numbers(integer=True, maximum=Fraction(3)), Values(values=("100", "12.5", '"1"')), Numbers(minimum=Fraction(50))

@@ -129,20 +129,30 @@ def _no_constant(name: str) -> Any:
 
 def _exact(node: Any, reading: _Reading) -> Any:
     """A copy with Decimals for floats and, in schemas, without `$schema`, by which jsonschema would choose another
-    validator than ours for what is below it, and without `false` by name, of which it would not tell where it stands."""
+    validator than ours for what is below it, and without booleans where older drafts have none, which jsonschema
+    trips over: by name, and as `items`. (Of `false` by name it would not tell where it stands, either.)"""
     if isinstance(node, float | Fraction):
         return Decimal(repr(node)) if isinstance(node, float) else Decimal(node.numerator) / Decimal(node.denominator)
     if isinstance(node, list | tuple):
         return [_exact(item, reading) for item in node]
     if not isinstance(node, Mapping):
         return node
-    if reading is _Reading.BY_NAME:
-        return {name: {"not": {}} if below is False else _exact(below, _Reading.SCHEMA) for name, below in node.items()}
     return {
-        key: _exact(value, _inside(reading, key))
+        key: _exact(_as_object(value) if _is_one_schema(reading, key) else value, _inside(reading, key))
         for key, value in node.items()
         if not (reading is _Reading.SCHEMA and key == "$schema" and isinstance(value, str))
     }
+
+
+def _is_one_schema(reading: _Reading, key: str) -> bool:
+    """The value at a key is a schema, of those where a boolean would be tripped over. (`items` may be a list, too.)"""
+    return reading is _Reading.BY_NAME or (reading is _Reading.SCHEMA and key == "items")
+
+
+def _as_object(schema: Any) -> Any:
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    return schema
 
 
 def _inside(reading: _Reading, key: str) -> _Reading:

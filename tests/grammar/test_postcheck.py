@@ -61,6 +61,20 @@ CASES: list[tuple[Any, str, str]] = [
     ({}, '"a\\nb"', '"a\nb"'),
     # Spelled as older drafts do, without a word about which draft.
     ({"items": [{"type": "integer"}], "additionalItems": False}, "[1]", "[1, 2]"),
+    ({"items": True, "additionalItems": False}, "[1, 2]", "[1, "),
+    ({"items": [True], "additionalItems": {"type": "integer"}}, '["", 2]', '["", ""]'),
+    ({"$schema": DRAFT.format(7), "items": False, "additionalItems": True}, "[]", "[1]"),
+    ({"$schema": DRAFT.format(4), "items": False}, "[]", "[1]"),
+    (
+        {"$schema": "https://json-schema.org/draft/2019-09/schema", "items": False, "unevaluatedItems": False},
+        "[]",
+        "[1]",
+    ),
+    (
+        {"$schema": DRAFT.format(4), "properties": {"a": {"$ref": "#/definitions/x"}}, "definitions": {"x": True}},
+        '{"a": 1}',
+        '{"a": ',
+    ),
     ({"minimum": 5, "exclusiveMinimum": True}, "6", "5"),
     ({"maximum": 5, "exclusiveMaximum": False}, "5", "6"),
     ({"dependencies": {"a": ["b"]}}, '{"a": 1, "b": 2}', '{"a": 1}'),

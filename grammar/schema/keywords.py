@@ -49,6 +49,9 @@ def draft_of(schema: Any, inherited: Draft = Draft.UNSTATED) -> Draft:
     return URIS.get(uri.removesuffix("#").partition("://")[2], Draft.DRAFT_2020_12)
 
 
+LARGEST_COUNT = 2**30  # of characters, items, properties: no text has so many, and libraries count in 32 bits
+
+
 class Keyword(NamedTuple):
     """value: one of the kinds that `meta` checks. since, until: drafts that have it."""
 

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from trunkline.errors import shown
 from trunkline.grammar.interface import InvalidSchema
 from trunkline.grammar.regex import pattern
-from trunkline.grammar.schema.keywords import TOO_OLD, Draft, beside_ref, known, token
+from trunkline.grammar.schema.keywords import LARGEST_COUNT, TOO_OLD, Draft, beside_ref, known, token
 from trunkline.grammar.schema.references import Document, Place
 
 LARGEST_TEXT = 1_000_000  # bytes of UTF-8
 MOST_VALUES = 20_000  # JSON values in a schema, itself included
 DEEPEST_SCHEMA = 64  # schemas inside schemas
 DEEPEST_JSON = 128  # objects and lists inside each other
-LARGEST_COUNT = 2**63
 MOST_DIGITS = 400
 LONGEST_POINTER = 2_000  # characters of the way to a schema
 LONGEST_PATTERNS = 200_000  # characters of all regular expressions together
@@ -224,7 +223,7 @@ def _plain(is_right: Callable[[Any], bool], wanted: str) -> Check:
 def _check_count(value: Any, place: Place, name: str) -> str:
     if not _is_number(value) or value < 0 or value != int(value):
         return "a whole number from 0 on"
-    return "" if value <= LARGEST_COUNT else "at most 2**63"
+    return "" if value <= LARGEST_COUNT or name.startswith("max") else "at most 2**30: no text is longer"
 
 
 def _check_bound(value: Any, place: Place, name: str) -> str:

@@ -8,13 +8,13 @@ A node of a NormalSchema is true, false or a dict. A dict has only these keyword
     multipleOf                                            number > 0
     minimum, exclusiveMinimum, maximum, exclusiveMaximum  number (exclusive*: never true or false)
     minLength, maxLength, minItems, maxItems,
-    minProperties, maxProperties                          int >= 0
+    minProperties, maxProperties                          int from 0 to LARGEST_COUNT: a larger maximum says nothing
     pattern                                               regular expression as it was sent; reads as `pattern.check` takes it
     format                                                a name in formats.KNOWN
     prefixItems                                           list of nodes; not empty
     items, contains, propertyNames, additionalProperties,
     unevaluatedItems, unevaluatedProperties, not          node
-    minContains, maxContains                              int >= 0; only beside `contains`
+    minContains, maxContains                              the same; only beside `contains`
     uniqueItems                                           true
     required                                              list of names, without duplicates
     properties                                            name -> node, in order
@@ -35,7 +35,7 @@ from typing import Any
 
 from trunkline.grammar.interface import Finding, Unsupported
 from trunkline.grammar.schema import formats
-from trunkline.grammar.schema.keywords import KEYWORDS, Draft, known, token
+from trunkline.grammar.schema.keywords import KEYWORDS, LARGEST_COUNT, Draft, known, token
 from trunkline.grammar.schema.references import Document, Place
 
 Schema = dict[str, Any] | bool
@@ -131,7 +131,7 @@ class NormalSchema:
             step = pointer + token(name)
             if name in AS_IT_IS:
                 node[name] = value
-            elif name in COUNTS:
+            elif name in COUNTS and value <= LARGEST_COUNT:
                 node[name] = int(value)
             elif name in ONE:
                 node[name] = self._normal(step)
@@ -181,7 +181,7 @@ class NormalSchema:
             node["items"] = self._normal(step)
         if "contains" in node:
             for name in ("minContains", "maxContains"):
-                if name in schema:
+                if name in schema and schema[name] <= LARGEST_COUNT:
                     node[name] = int(schema[name])
         if place.draft is Draft.DRAFT_2019_09 and self._has_unevaluated and "contains" in node:
             reason = (

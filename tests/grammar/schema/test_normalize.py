@@ -72,6 +72,16 @@ def as_document(normal: NormalSchema):
     return {**root, "$defs": defs} if isinstance(root, dict) and defs else root
 
 
+@pytest.mark.parametrize("count", [2**30 + 1, 2**31, 2**63, 10**300, 1e300])
+def test_a_maximum_that_no_text_reaches_says_nothing(count: float) -> None:
+    names = ("maxLength", "maxItems", "maxProperties", "maxContains")
+    assert root_of({"contains": True, **dict.fromkeys(names, count)}) == {"contains": True}
+    assert root_of({"contains": True, **dict.fromkeys(names, 2**30)}) == {
+        "contains": True,
+        **dict.fromkeys(names, 2**30),
+    }
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [

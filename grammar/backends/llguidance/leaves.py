@@ -28,7 +28,9 @@ UNIT = pattern.json_unit("rust")  # one character of a string, as it is written
 # and may need all of them for one mask. From 7,000 on some texts come to its limits.
 LARGEST_DIVISORS = 5_000
 LARGEST_MULTIPLE = 10**12  # the library's bounds are floats: these have digits left behind the point
-MANY = 6  # expressions that hold for one text, or don't: the library has to follow all together
+MANY = (
+    1  # expressions that hold for one string, or don't: the library has to follow more of them together, in a product
+)
 RISKY_SIZE = 20_000  # characters of an expression with its repetitions written out
 
 

@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -182,6 +183,15 @@ def test_numbers():
     given = forms(Numbers(minimum=Fraction(0), maximum=Fraction(10), exclusive_maximum=True, excluded=(Fraction(5),)))
     assert takes(given, "0", "9.99", "5.1", "1e-06", "-0") == [True] * 5
     assert takes(given, "10", "-1", "5", "5.0", "1e1", "00", "1e999") == [False] * 7
+
+
+def test_a_password_of_four_kinds_of_characters_can_be_followed() -> None:
+    """With long tokens its first mask takes much of the library's work: as much as a pattern with lookaheads gives."""
+    vocabulary = small_vocabulary(words=["".join(letters) for letters in product("aZ5!", repeat=6)])
+    given = forms(Strings(patterns=("[A-Z]", "[a-z]", "[0-9]", "[!@#]", "^.{8,16}$")))
+    password = LlguidanceBackend(vocabulary).compile(emit(given, compact=False))
+    texts = '"aB3!aB3!"', '"!3Ba    x"', '"aB3aB3aB3"', '"aB3!"'
+    assert [accepts(password, vocabulary, text) for text in texts] == [True, True, False, False]
 
 
 def test_multiples():
@@ -491,4 +501,6 @@ def test_large_sources_are_tried_in_a_child_first():
     assert emit_regex("(a{1,200}){1,200}").is_risky
     assert emit(forms(Strings(patterns=("^(a{1,200}b){1,200}$",))), compact=False).is_risky
     assert emit(forms(Strings(not_patterns=tuple(f"a.{{{n}}}b" for n in range(10)))), compact=False).is_risky
+    assert emit(forms(Strings(patterns=("a.*b", "x.{3}y"))), compact=False).is_risky
+    assert not emit(forms(Strings(patterns=("a.*b",), min_length=3)), compact=False).is_risky
     assert not emit(PERSON, compact=False).is_risky

@@ -34,9 +34,22 @@ HEADERS = [
 ]
 
 
+_ENDS_OF_LINES = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
 def data(body: object) -> bytes:
     """One frame."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def _in_lines(frames: Iterable[bytes]) -> bytes:
+    """Frames, one behind the other, without the characters in their JSON that end a line for Python's str.splitlines, and so for clients
+    that read lines by httpx, though not for the specification: escaped, they mean the same."""
+    encoded = b"".join(frames)
+    for character, escape in _ENDS_OF_LINES:
+        if character in encoded:
+            encoded = encoded.replace(character, escape)
+    return encoded
 
 
 async def finish_or_disconnect(generation: Generation, request: Request) -> bool:
@@ -88,9 +101,9 @@ class EventStream(Response):
                 async with contextlib.aclosing(self._chunks):
                     async for frames in self._chunks:
                         if self._generation.is_running:
-                            await self._write(send, b"".join(frames))
+                            await self._write(send, _in_lines(frames))
                         else:  # all there is has arrived, so that it is written at once
-                            self._held += b"".join(frames)
+                            self._held += _in_lines(frames)
             finally:
                 end_watch()
                 self._next_look.cancel()

@@ -109,4 +109,5 @@ def wait_idle(url: str) -> dict[str, float]:
 
 def sse_events(text: str) -> list[str]:
     """The data of every event of a stream."""
+    assert text.splitlines() == text.removesuffix("\n").split("\n"), "other characters end a line for some clients"
     return [event.removeprefix("data: ") for event in text.split("\n\n") if event.startswith("data: ")]

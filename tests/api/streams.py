@@ -29,7 +29,9 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     assert rest == b"", "every frame has an end"
     *frames, done = [frame for frame in frames if frame != b": ping"]
     assert done == b"data: [DONE]"
-    assert all(frame.startswith(b"data: {") and b"\n" not in frame for frame in frames), "one line of data each"
+    assert all(frame.startswith(b"data: {") and len(frame.decode().splitlines()) == 1 for frame in frames), (
+        "one line of data each"
+    )
     chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
     for name in SAME_IN_ALL:
         assert len({chunk[name] for chunk in chunks}) == 1, f"{name} changes"

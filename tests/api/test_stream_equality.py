@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 SEEDS = range(200)
 AT_ONCE = 24
-EMOJI = "🦊👩‍🚀é漢"
+EMOJI = "🦊👩‍🚀é漢\u2028\u2029\x85"  # the last three end a line, for some clients
 BYTES = {
     str(byte): 100 for byte in EMOJI.encode()
 }  # the model writes nothing else, in any order: whole characters, and halves

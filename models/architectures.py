@@ -13,7 +13,7 @@ from typing import Any
 
 from trunkline.errors import ModelError, shown
 from trunkline.models.fields import MAX_TOKENS, MAX_WIDTH, Fields
-from trunkline.models.rope import RopeConfig, rope_from_hf
+from trunkline.models.rope import MAX_THETA, MIN_THETA, RopeConfig, rope_from_hf
 
 Details = dict[str, Any]  # fields of ModelConfig that not all architectures set
 
@@ -63,14 +63,14 @@ def windows_of_hf(fields: Fields, num_layers: int, is_windowed: Callable[[int], 
     if kinds is None:
         return tuple(window if is_windowed(layer) else 0 for layer in range(num_layers))
     allowed = {"sliding_attention": window, "full_attention": 0}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in allowed for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in tuple(allowed) for kind in kinds):
         raise fields.refuse("layer_types", f"a list of {num_layers}, each 'sliding_attention' or 'full_attention'")
     return tuple(allowed[kind] for kind in kinds)
 
 
 def _activation(fields: Fields, key: str, spellings: Mapping[str, str]) -> str:
     seen = fields.get(key) or next(iter(spellings))
-    if seen not in spellings:
+    if seen not in tuple(spellings):  # which a list can be looked for in, too
         raise fields.refuse(key, " or ".join(map(repr, spellings)))
     return spellings[seen]
 
@@ -202,7 +202,7 @@ def _gemma2(fields: Fields, num_layers: int) -> Details:
 def _gemma3(fields: Fields, num_layers: int) -> Details:
     pattern = fields.integer("sliding_window_pattern", 1, 1024)
     local = fields.section("rope_parameters").section("sliding_attention")
-    theta = fields.number("rope_local_base_freq", 0, 1e15)
+    theta = fields.number("rope_local_base_freq", MIN_THETA, MAX_THETA)
     return _gemma(fields) | {
         "qk_norm": True,
         "windows": windows_of_hf(fields, num_layers, lambda layer: (layer + 1) % pattern != 0),
@@ -210,11 +210,14 @@ def _gemma3(fields: Fields, num_layers: int) -> Details:
     }
 
 
-def _gguf_windows(fields: Fields, prefix: str, num_layers: int, is_windowed: Callable[[int], bool]) -> tuple[int, ...]:
+def _gguf_windows(
+    fields: Fields, prefix: str, num_layers: int, is_windowed: Callable[[int], bool], *, default: int = 0
+) -> tuple[int, ...]:
+    """`default` is the window of files that say none; 0: they have none."""
     key = f"{prefix}.attention.sliding_window"
-    if not fields.get(key):
+    if not (default if fields.get(key) is None else fields.get(key)):
         return ()
-    window = fields.integer(key, 1, MAX_TOKENS)
+    window = fields.integer(key, 1, MAX_TOKENS, default=default)
     return tuple(window if is_windowed(layer) else 0 for layer in range(num_layers))
 
 
@@ -236,13 +239,13 @@ def _gguf_gemma2(fields: Fields, num_layers: int) -> Details:
     caps = {"attention_soft_cap": "attn_logit_softcapping", "logit_soft_cap": "final_logit_softcapping"}
     usual = {"attention_soft_cap": 50.0, "logit_soft_cap": 30.0}
     return _gguf_gemma(fields, "gemma2", num_layers, GEMMA2_27B_LAYERS) | {
-        "windows": _gguf_windows(fields, "gemma2", num_layers, lambda layer: layer % 2 == 0),
+        "windows": _gguf_windows(fields, "gemma2", num_layers, lambda layer: layer % 2 == 0, default=4096),
         **{ours: fields.number(f"gemma2.{key}", 0, MAX_SCALE, default=usual[ours]) for ours, key in caps.items()},
     }
 
 
 def _gguf_gemma3(fields: Fields, num_layers: int) -> Details:
-    theta = fields.number("gemma3.rope.freq_base_swa", 0, 1e15, default=10000.0)
+    theta = fields.number("gemma3.rope.freq_base_swa", MIN_THETA, MAX_THETA, default=10000.0)
     return _gguf_gemma(fields, "gemma3", num_layers, GEMMA3_27B_LAYERS) | {
         "windows": _gguf_windows(fields, "gemma3", num_layers, lambda layer: (layer + 1) % 6 != 0),
         "local_rope": RopeConfig(theta=theta),
@@ -327,7 +330,7 @@ ARCHITECTURES = {
         bare="MixtralModel",
         model_type="mixtral",
         gguf="",
-        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5},
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
         from_hf=_mixtral,
     ),
     "gemma2": Architecture(
@@ -364,7 +367,7 @@ ARCHITECTURES = {
         bare="Phi3Model",
         model_type="phi3",
         gguf="phi3",
-        defaults={"original_max_position_embeddings": 4096},
+        defaults={"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         from_hf=_phi3,
         from_gguf=_gguf_phi3,
         partial=True,

@@ -306,7 +306,7 @@ def _open_gguf(path: Path, source: ModelSource) -> Checkpoint:
     else:
         # Experts lie one behind the other in tensors of three dimensions: a matrix of all their rows.
         found = {
-            name: (math.prod(tensor.shape[:-1]), *tensor.shape[-1:]) if len(tensor.shape) == 3 else tensor.shape
+            name: (math.prod(tensor.shape[:-1]), *tensor.shape[-1:]) if name.endswith("_exps.weight") else tensor.shape
             for name, tensor in file.tensors.items()
         }
         _check_shapes(str(path), config, stored_shapes(config, gguf_place), found)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trunkline.errors import ModelError
+from trunkline.errors import ModelError, shown
 from trunkline.models.architectures import ARCHITECTURES, SUPPORTED, Architecture
 from trunkline.models.fields import MAX_TOKENS, MAX_VOCAB, MAX_WIDTH, Fields
 from trunkline.models.rope import NOT_TURNED, GGUFFactors, RopeConfig, rope_from_gguf, rope_from_hf
@@ -255,7 +255,7 @@ def _hf_architecture(fields: Fields) -> str:
             f"config.json: the architecture is {seen!r}, a cross-encoder or another classifier, which cannot be served: /v1/rerank and"
             f" /v1/score compare embeddings of a language model; supported is {SUPPORTED}."
         )
-    raise ModelError(f"config.json: the architecture is {seen!r}; supported is {SUPPORTED}.")
+    raise ModelError(f"config.json: the architecture is {shown(seen)}; supported is {SUPPORTED}.")
 
 
 def _hf_dtype(fields: Fields, stored: str) -> str:

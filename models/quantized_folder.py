@@ -88,7 +88,7 @@ def scheme_of(hf_config: Mapping[str, Any]) -> Scheme | None:
 
 
 def _awq(fields: Fields) -> Scheme:
-    if (fields.get("version") or "gemm") != "gemm":
+    if str(fields.get("version") or "gemm").lower() != "gemm":
         raise fields.refuse("version", "'gemm'")
     if fields.integer("bits", 1, 32, default=4) != 4:
         raise fields.refuse("bits", "4")
@@ -320,6 +320,10 @@ class BitsAndBytes4:
         weight = f"{module}.weight"
         state = self._settings(load, module)
         absmax = load(f"{weight}.absmax").flatten()
+        if (absmax.dtype == torch.uint8) != (state.nested_blocksize is not None):
+            raise ModelError(
+                f"Tensor '{weight}.absmax' is {absmax.dtype}, which is not what '{self._state(module)}' says."
+            )
         if state.nested_blocksize:
             of_blocks = load(f"{weight}.nested_absmax").float().flatten().repeat_interleave(state.nested_blocksize)
             absmax = load(f"{weight}.nested_quant_map").float()[absmax.long()] * _first(of_blocks, len(absmax), weight)
@@ -370,7 +374,7 @@ class Float8:
             return weight * load(f"{module}.weight_scale").float().reshape(-1, 1)
         scale = load(f"{module}.weight_scale_inv").float()
         for dim, size in enumerate(self.block):
-            scale = scale.repeat_interleave(size, dim=dim).narrow(dim, 0, shape[dim])
+            scale = scale.repeat_interleave(min(size, shape[dim]), dim=dim).narrow(dim, 0, shape[dim])
         return weight * scale
 
     def _scale(self, module: str, stored: Collection[str]) -> str | None:

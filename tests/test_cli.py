@@ -180,7 +180,7 @@ def test_gguf_is_served_under_its_bare_name() -> None:
 
 
 def test_without_a_model_the_built_in_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline.models.checkpoint.builtin_model", lambda: "/x/Built-In.gguf")
+    monkeypatch.setattr("trunkline.models.hub.builtin_model", lambda: "/x/Built-In.gguf")
     served = config()
     assert served.engine.model.path == "/x/Built-In.gguf"
     assert served.api.served_model_names == ("Built-In",)

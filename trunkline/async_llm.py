@@ -49,7 +49,8 @@ from trunkline.inputs import (
     token_ids_of,
 )
 from trunkline.messages import CacheReport, Generate, Loading, Ready
-from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
+from trunkline.models.checkpoint import Checkpoint, open_checkpoint
+from trunkline.models.hub import find_model, with_files
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import RequestOutput
 from trunkline.sampling import SamplingParams
@@ -63,6 +64,7 @@ class AsyncLLM:
             print(output.outputs[0].delta, end="")
 
     llm = AsyncLLM("path/to/folder-or.gguf", max_num_seqs=8)       # flags as of `trunkline serve`
+    llm = AsyncLLM("HuggingFaceTB/SmolLM2-360M-Instruct")          # on the Hugging Face hub; here it is downloaded, which blocks
     await llm.start()                                              # or at the first request
     await llm.shutdown()
 
@@ -80,7 +82,8 @@ class AsyncLLM:
         chat_template: str | None = None,
         **flags: Unpack[EngineFlags],
     ) -> None:
-        self._configure(engine_config(builtin_model() if model is None else model, **flags), chat_template)
+        config = engine_config(find_model(None) if model is None else model, **flags)
+        self._configure(with_files(config), chat_template)
 
     @classmethod
     def of(

@@ -13,7 +13,7 @@ import msgspec
 
 from trunkline.cli_parser import Parser, add_command, add_url, count, positive
 from trunkline.cli_serve import check_gpu, serve_config, take_serve_flags
-from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL
+from trunkline.config import API_KEY_VARIABLE, DEFAULT_URL, ServeConfig
 from trunkline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def _run(args: argparse.Namespace) -> int:
         try:
             if args.serve is None and any(results.missing()):
                 ApiClient(args.url or DEFAULT_URL, api_key=_key(args)).first_model()  # is anybody there?
-            tally, seconds = asyncio.run(_answer(args, results, len(requests)))
+            own = _own_config(args) if args.serve is not None and any(results.missing()) else None
+            tally, seconds = asyncio.run(_answer(args, results, len(requests), own))
         except KeyboardInterrupt:
             done = f"{results.num_done:,} of {len(requests):,} results are in {args.output_file}"
             print(f"\n{done}; run the same command again to go on.", file=sys.stderr)
@@ -125,8 +126,28 @@ def _shortened(sentence: str) -> str:
     return line if len(line) <= MESSAGE_CHARACTERS else f"{line[: MESSAGE_CHARACTERS - 1]}…"
 
 
-async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "tuple[Tally, float]":
-    """Ask for every result that is missing. Returns what it took: tokens, and seconds from when the server was ready."""
+def _own_config(args: argparse.Namespace) -> ServeConfig:
+    """Of a server of our own, whose model is on this machine: downloaded here, where Ctrl-C still ends it at once."""
+    from trunkline import logs
+    from trunkline.models.hub import with_files
+
+    config = serve_config(args.serve)
+    check_gpu(config.engine)
+    logs.configure("api", config.api.log_format)
+    return msgspec.structs.replace(
+        config,
+        engine=with_files(config.engine),
+        api=msgspec.structs.replace(config.api, enable_log_requests=False),
+    )
+
+
+async def _answer(
+    args: argparse.Namespace, results: "Results", total: int, own: ServeConfig | None
+) -> "tuple[Tally, float]":
+    """Ask for every result that is missing, a server of our `own` if there is to be one.
+
+    Returns what it took: tokens, and seconds from when the server was ready.
+    """
     from tqdm import tqdm
 
     from trunkline.batch_run import Tally, run_batch
@@ -138,14 +159,11 @@ async def _answer(args: argparse.Namespace, results: "Results", total: int) -> "
         return tally, 0.0
     async with contextlib.AsyncExitStack() as stack:
         url, key = args.url or DEFAULT_URL, _key(args)
-        if args.serve is not None:
+        if own is not None:
             from trunkline.batch_server import own_server
 
-            config = serve_config(args.serve)
-            check_gpu(config.engine)
-            config = msgspec.structs.replace(config, api=msgspec.structs.replace(config.api, enable_log_requests=False))
-            url = await stack.enter_async_context(own_server(config))
-            key = next(iter(config.api.api_keys), None)
+            url = await stack.enter_async_context(own_server(own))
+            key = next(iter(own.api.api_keys), None)
         server = await stack.enter_async_context(Server(url, api_key=key, timeout=args.timeout))
         started = time.monotonic()
         bar = stack.enter_context(

@@ -100,10 +100,10 @@ def _add_grammar(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 def _grammar(args: argparse.Namespace) -> int:
     from trunkline.bench.grammar import Compiler, Schema, measure, read_schemas
-    from trunkline.models.checkpoint import builtin_model
+    from trunkline.models.hub import find_model
 
     schemas = list(read_schemas(args.path))
-    compiler = Compiler(args.model or builtin_model())
+    compiler = Compiler(find_model(args.model or None))
     try:
         for backend in args.backend:  # what takes seconds the first time is loading the library
             measure(compiler, Schema("warm-up", {"type": "null"}), backend, walks=1, most=1, seed=0)

@@ -23,6 +23,8 @@ _HOST_CACHE = "--host-cache-memory, a size such as 16GiB"
 NAMES_HERE: Mapping[str, str] = {
     "-m": "--model",
     "--model-path": "--model",
+    "--hf-file": "--model, as org/name/file.gguf",
+    "-hff": "--model, as org/name/file.gguf",
     "-a": "--served-model-name",
     "--alias": "--served-model-name",
     "-c": "--max-model-len",
@@ -72,7 +74,7 @@ _DRAFTS = "drafts come from the cache and the prompt, without a model: see --num
 _OF_REQUESTS = "requests bring their own: see docs/grammar.md"
 _NO_ADAPTERS = "it is not there yet: there are no LoRA adapters"
 _MEASURED = "leave it out: GET /metrics is always there"
-_NOT_DOWNLOADED = "models are not downloaded: give the path of one"
+_SECRET = "it would stand in the list of processes: put the token into $HF_TOKEN, or run hf auth login"
 _ANY_TASK = "leave it out: every route is there, and POST /v1/embeddings takes any model; see --pooling"
 _CORS = "it is not there: put a reverse proxy in front, which adds the headers of CORS"
 _OF_A_PROXY = "it is not there: put a reverse proxy in front, which ends TLS and strips the path"
@@ -131,9 +133,8 @@ NOT_HERE: Mapping[str, str] = {
     "--allowed-origins": _CORS,
     "--allowed-methods": _CORS,
     "--allowed-headers": _CORS,
-    "--revision": _NOT_DOWNLOADED,
-    "--hf-repo": _NOT_DOWNLOADED,
-    "--download-dir": _NOT_DOWNLOADED,
+    "--hf-token": _SECRET,
+    "-hft": _SECRET,
     "--ssl-keyfile": _OF_A_PROXY,
     "--ssl-certfile": _OF_A_PROXY,
     "--ssl-key-file": _OF_A_PROXY,

@@ -43,15 +43,17 @@ def named_model(args: argparse.Namespace) -> str:
         raise ConfigError(f"Two models are named, {args.model!r} and --model {args.model_flag!r}; name one.")
     model: str | None = args.model_flag if args.model is None else args.model
     if model is None:
-        from trunkline.models.checkpoint import builtin_model
+        from trunkline.models.hub import find_model
 
-        model = builtin_model()
+        model = find_model(None)
     return model
 
 
 def engine_flags(args: argparse.Namespace) -> EngineFlags:
     """The engine's settings, as `engine_config` and `LLM` take them."""
     return {
+        "revision": args.revision,
+        "download_dir": args.download_dir,
         "load_format": args.load_format,
         "dtype": args.dtype,
         "quantization": args.quantization,
@@ -86,9 +88,18 @@ def engine_flags(args: argparse.Namespace) -> EngineFlags:
 
 
 def engine_settings(args: argparse.Namespace, changes: Mapping[str, Any]) -> tuple[str, EngineFlags]:
-    """The model and the settings that `LLM` takes, but for `changes`, in which "model" may stand, too. Raises as `named_model`."""
+    """The model's path and the settings that `LLM` takes, but for `changes`, in which "model" may stand, too.
+
+    Raises as `named_model`, and as `models.hub.find_model`.
+    """
+    from trunkline.models.hub import with_files
+
     flags: dict[str, Any] = {**engine_flags(args), **changes}
-    return flags.pop("model", None) or named_model(args), cast(EngineFlags, flags)
+    if "model" in changes:
+        flags["revision"] = changes.get("revision")
+    model = flags.pop("model", None) or named_model(args)
+    path = with_files(engine_config(model, **flags)).model.path
+    return path, cast(EngineFlags, flags | {"revision": None, "download_dir": None})
 
 
 def check_gpu(config: EngineConfig) -> None:
@@ -119,7 +130,8 @@ def take_serve_flags(args: argparse.Namespace, unknown: Sequence[str], *, names_
 
 
 def serve_config(args: argparse.Namespace) -> ServeConfig:
-    """Settings of `trunkline serve`. Raises ConfigError for values that make no sense, ModelError without a model."""
+    """Settings of `trunkline serve`; the model may still be a name on the hub. Raises ConfigError for values that make no sense,
+    ModelError without a model."""
     model = named_model(args)
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port is {args.port}; allowed is 0 to 65535, and 0 takes any that is free.")
@@ -165,7 +177,7 @@ def _checked_key(key: str, flag: str) -> str:
 
 
 def _served_name(model: str) -> str:
-    """What clients call a model that is given by its path: as in vLLM the path itself, but for a GGUF file its bare name."""
+    """What clients call a model: as in vLLM its path, or its name on the hub; but a GGUF file's bare name."""
     return os.path.basename(model).removesuffix(".gguf") if model.endswith(".gguf") else model
 
 
@@ -179,6 +191,7 @@ def add_serve(commands: "argparse._SubParsersAction[Parser]") -> None:
         examples=(
             "serve                                        # the built-in model, on http://127.0.0.1:8000/v1",
             "serve path/to/model --port 8100              # a Hugging Face folder, or a GGUF file",
+            "serve HuggingFaceTB/SmolLM2-360M-Instruct    # on the Hugging Face hub; downloaded the first time",
             "serve model.gguf --max-model-len 4K --kv-cache-memory 2GiB",
             "serve --config server.yaml --show-config     # what each setting is, and where it comes from",
         ),
@@ -202,9 +215,21 @@ def add_model_flags(command: argparse.ArgumentParser) -> None:
 
     group = command.add_argument_group("model")
     group.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a Hugging Face folder or a GGUF file (default: the built-in one)"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a Hugging Face folder, a GGUF file, or a name on the hub: org/name, org/name:Q4_K_M, org/name/file.gguf (default: the"
+        " built-in one)",
     )
-    group.add_argument("--model", dest="model_flag", metavar="MODEL", help="the same, as a flag")
+    group.add_argument("--model", "-hf", "--hf-repo", dest="model_flag", metavar="MODEL", help="the same, as a flag")
+    group.add_argument(
+        "--revision", metavar="NAME", help="of a model on the hub: a branch, a tag or a commit (default: main)"
+    )
+    group.add_argument(
+        "--download-dir",
+        metavar="FOLDER",
+        help="where models are downloaded to and looked for (default: the hub's own cache, ~/.cache/huggingface/hub)",
+    )
     group.add_argument("--load-format", choices=LOAD_FORMATS, default=source.load_format, help="dummy: random weights")
     group.add_argument(
         "--dtype",

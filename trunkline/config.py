@@ -34,7 +34,9 @@ ADMIN_API_KEY_VARIABLE = "TRUNKLINE_ADMIN_API_KEY"  # and --admin-api-key
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where the checkpoint is and how to read it."""
 
-    path: str  # a Hugging Face folder or a GGUF file
+    path: str  # a Hugging Face folder or a GGUF file; or a name on the hub, until models.hub.with_files has made a path of it
+    revision: str | None = None  # of such a name: a branch, a tag or a commit; None: main
+    download_dir: str | None = None  # where it is downloaded to; None: the cache of huggingface_hub
     load_format: str = "auto"  # one of LOAD_FORMATS
     dtype: str = "auto"  # storage of weights; one of DTYPES. Arithmetic is float32 on a CPU
     quantization: str = "auto"  # storage of matrices, if in fewer bits; one of QUANTIZATIONS, see workers.weight_format
@@ -146,6 +148,8 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EngineFlags(TypedDict, total=False):
     """The engine's settings, flat, by the names of the command line's flags."""
 
+    revision: str | None
+    download_dir: str | None
     load_format: str
     dtype: str
     quantization: str
@@ -272,7 +276,14 @@ _AT_LEAST_ONE = (
 _SHARES = ("tenant_cache_share", "max_pinned_share", "gpu_memory_utilization")
 _SECONDS = ("target_token_seconds", "grammar_compile_seconds")
 _NOT_ON_THE_COMMAND_LINE = ("num_pages", "log_stats_seconds")
+_TEXTS = {
+    "revision": "a branch, a tag or a commit",
+    "download_dir": "the path of a folder",
+    "disk_cache_dir": "the path of a folder",
+}
 _MAY_BE_NONE = (
+    "revision",
+    "download_dir",
     "max_model_len",
     "kv_cache_memory",
     "num_pages",
@@ -289,7 +300,7 @@ def _model_path(model: Any) -> str:
     path = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigError(
-            f"The model is {model!r}; give the path of a folder or a GGUF file, or none for the built-in model."
+            f"The model is {model!r}; give the path of a folder or a GGUF file, a name on the Hugging Face hub, or none for the built-in model."
         )
     return path
 
@@ -311,7 +322,7 @@ def _check(flag: str, value: Any) -> None:
         raise ConfigError(f"{shown}; allowed is a share above 0 and up to 1.")
     if flag in _SECONDS and not (type(value) in (int, float) and 0 < value < math.inf):
         raise ConfigError(f"{shown}; allowed is a number of seconds above 0.")
-    if flag == "disk_cache_dir" and (not isinstance(value, str) or not value or "\0" in value):
-        raise ConfigError(f"{shown}; allowed is the path of a folder.")
+    if flag in _TEXTS and (not isinstance(value, str) or not value or "\0" in value):
+        raise ConfigError(f"{shown}; allowed is {_TEXTS[flag]}.")
     if flag == "log_stats_seconds" and not (isinstance(value, int | float) and value >= 0):
         raise ConfigError(f"{shown}; allowed is a number of seconds, or 0 for never.")

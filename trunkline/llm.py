@@ -39,7 +39,8 @@ from trunkline.inputs import (
 )
 from trunkline.interrupts import interrupts_held
 from trunkline.messages import CacheReport, Call, Failed, Finished, FromEngine, Generate, Reply, Tokens
-from trunkline.models.checkpoint import builtin_model, open_checkpoint
+from trunkline.models.checkpoint import open_checkpoint
+from trunkline.models.hub import find_model, with_files
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from trunkline.sampling import SamplingParams
@@ -55,6 +56,7 @@ class LLM:
 
     llm = LLM()                                              # the built-in model
     llm = LLM("path/to/folder-or.gguf", dtype="float32")
+    llm = LLM("HuggingFaceTB/SmolLM2-360M-Instruct")         # on the Hugging Face hub; downloaded the first time
     llm.generate(["Once upon a time"], SamplingParams(max_tokens=32))[0].text
     llm.generate([[1, 17, 9]])                               # token ids
     llm.chat([{"role": "user", "content": "Hello"}])[0].text
@@ -76,7 +78,7 @@ class LLM:
     ) -> None:
         from trunkline.workers.worker import load_worker  # imports torch
 
-        config = engine_config(builtin_model() if model is None else model, **flags)
+        config = with_files(engine_config(find_model(None) if model is None else model, **flags))
         checkpoint = open_checkpoint(config.model)
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template

@@ -22,7 +22,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-import trunkline
+from trunkline import child
 from trunkline.config import EngineConfig
 from trunkline.errors import ConfigError, EngineDead, StartupError
 from trunkline.kernels.collectives import ALONE, CollectiveError, Collectives, connect
@@ -211,11 +210,10 @@ class _Rank:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
-                # -P: no module of the current folder can take the place of a library's.
-                [sys.executable, "-P", "-m", "trunkline.workers.rank", str(theirs.fileno())],
+                [*child.command("trunkline.workers.rank"), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env=child.environment(),
                 start_new_session=True,  # Ctrl-C reaches rank 0 only, which then ends the others
             )
         self.connection = Connection(os.dup(self._socket.fileno()))
@@ -263,13 +261,6 @@ def _how(exit_code: int | None) -> str:
         hint = ": the system may have been short of memory" if exit_code == -signal.SIGKILL else ""
         return f"by signal {signal.Signals(-exit_code).name}{hint}"
     return f"by signal {-exit_code}"
-
-
-def _python_path() -> str:
-    """Where the processes find this very package first, installed or not."""
-    root = str(Path(trunkline.__file__).resolve().parents[1])
-    inherited = os.environ.get("PYTHONPATH")
-    return root + os.pathsep + inherited if inherited else root
 
 
 class GroupWorker:

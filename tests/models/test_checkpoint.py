@@ -262,9 +262,8 @@ def test_safetensors_win_over_gguf_unless_asked_otherwise(tmp_path):
 @pytest.mark.parametrize(
     "path, sentence",
     [
-        ("meta-llama/Llama-3.2-1B", "not a local path.*: run hf download meta-llama/Llama-3.2-1B --local-dir FOLDER"),
         ("nowhere/model.gguf", "does not exist"),
-        ("/nowhere/model", "does not exist: give a Hugging Face folder or a GGUF file"),
+        ("/nowhere/model", "does not exist: give a Hugging Face folder, a GGUF file, or a name on the hub"),
         ("", "holds no model|does not exist"),
         ("x" * 5000, "cannot be read: File name too long"),
         ("nul\0byte", "does not exist"),

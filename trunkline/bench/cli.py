@@ -111,13 +111,10 @@ def selected(given: Sequence[str]) -> tuple[str, ...]:
 def make_texts(tokenizer: str | None) -> Any:
     """Texts measured by the tokenizer at that path, or by the built-in model's."""
     from trunkline.bench.texts import Texts
+    from trunkline.models.hub import find_model
     from trunkline.models.tokenizer import load_tokenizer
 
-    if tokenizer is None:
-        from trunkline.models.checkpoint import builtin_model
-
-        tokenizer = builtin_model()
-    loaded = load_tokenizer(tokenizer)
+    loaded = load_tokenizer(find_model(tokenizer))
     return Texts(lambda text: loaded.encode(text, add_special_tokens=False))
 
 

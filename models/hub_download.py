@@ -223,8 +223,8 @@ class Cache(NamedTuple):
 
 def reason(error: BaseException) -> str:
     """On one line, the cause of all: "Connection refused"."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     response: Any = getattr(error, "response", None)
     if response is not None:
         return f"status {response.status_code}"

@@ -5,7 +5,7 @@
         ...                        # with hub.url as $HF_ENDPOINT
         hub.requests               # ["GET /api/models/org/tiny/revision/main", …]
 
-Files are cut off (`cut`) or refused (`broken`) once each.
+Files are cut off (`cut`) or refused (`broken`) once each, or never end (`held`).
 """
 
 import hashlib
@@ -39,6 +39,8 @@ class Hub:
         self.cut: set[str] = set()  # files of which the connection breaks in the middle
         self.broken: set[str] = set()  # files that are answered with 500
         self.status: int | None = None  # of everything
+        self.held: set[str] = set()  # files of which the second half never comes
+        self.is_held = threading.Event()  # the first half of such a file has been sent
         hub = self
 
         class Handler(_Handler):
@@ -141,6 +143,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content[: len(content) // 2])
             self.close_connection = True
+            return None
+        if self.command == "GET" and name in hub.held:
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+            self.wfile.flush()
+            hub.is_held.set()
+            self.rfile.read()  # until the client is gone
             return None
         if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("range") or ""):
             start = int(asked[1])

@@ -11,8 +11,10 @@ import pytest
 import trunkline
 from trunkline.cli import main, make_parser, serve_config
 from trunkline.cli_parser import NAMES_HERE, NOT_HERE
+from trunkline.cli_serve import engine_settings
 from trunkline.config import GrammarConfig, ServeConfig, engine_config
 from trunkline.errors import ConfigError, StartupError
+from trunkline.models.hub import Wanted
 
 
 def config(*arguments: str) -> ServeConfig:
@@ -379,3 +381,55 @@ def test_help_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
+
+
+# ---------------------------------------------------------------- models on the hub
+
+
+@pytest.mark.parametrize(
+    "flags", [["org/name"], ["--model", "org/name"], ["-hf", "org/name"], ["--hf-repo", "org/name"]]
+)
+def test_a_name_on_the_hub_is_kept_until_the_server_starts(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline.models.hub._ask", None)
+    served = config(*flags, "--revision", "v1", "--download-dir", "/x")
+    source = served.engine.model
+    assert (source.path, source.revision, source.download_dir) == ("org/name", "v1", "/x")
+    assert served.api.served_model_names == ("org/name",)
+
+
+def test_settings_are_shown_without_a_download(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trunkline.models.hub._ask", None)
+    assert main(["serve", "org/name", "--show-config"]) == 0
+    assert "model: org/name" in capsys.readouterr().out
+
+
+def test_commands_with_an_engine_of_their_own_find_the_model_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags that make no sense are told before anything is downloaded; another model does not have this one's revision."""
+    asked: list[Wanted] = []
+
+    def found(wanted: Wanted) -> str:
+        asked.append(wanted)
+        return f"/found/{wanted.name.repository}"
+
+    monkeypatch.setattr("trunkline.models.hub._ask", found)
+    args = make_parser().parse(["bench", "step", "--model", "org/name", "--revision", "v1"]).serve
+    path, flags = engine_settings(args, {})
+    assert (path, flags["revision"], flags["download_dir"]) == ("/found/org/name", None, None)
+    assert engine_settings(args, {"model": "org/other"})[0] == "/found/org/other"
+    assert engine_settings(args, {"model": "org/other", "revision": "v2"})[0] == "/found/org/other"
+    assert [(wanted.name.repository, wanted.revision) for wanted in asked] == [
+        ("org/name", "v1"),
+        ("org/other", None),
+        ("org/other", "v2"),
+    ]
+    with pytest.raises(ConfigError, match="--threads is 0"):
+        engine_settings(args, {"threads": 0})
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--revision", ""), ("--download-dir", "")])
+def test_a_variable_that_was_never_set(flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is ''; allowed is "):
+        config("org/name", flag, value)

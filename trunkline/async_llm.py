@@ -82,8 +82,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         **flags: Unpack[EngineFlags],
     ) -> None:
-        config = engine_config(find_model(None) if model is None else model, **flags)
-        self._configure(with_files(config), chat_template)
+        self._configure(with_files(engine_config(model or find_model(None), **flags)), chat_template)
 
     @classmethod
     def of(

@@ -27,7 +27,7 @@ class Server:
     model  None: the built-in one
     """
 
-    def __init__(self, model: Path | None, *flags: str) -> None:
+    def __init__(self, model: Path | str | None, *flags: str) -> None:
         named = [str(model)] if model else []
         command = [sys.executable, "-m", "trunkline", "serve", *named, "--port", "0", "--threads", "1", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -5,16 +5,19 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from huggingface_hub import close_session, constants
 
 from tests import tiny
+from tests.api.serving import Server
 from tests.hub import COMMIT, TOKEN, Hub
 from trunkline import child
 from trunkline.config import ModelSource, engine_config
@@ -399,6 +402,7 @@ def test_the_reason_is_the_first_cause() -> None:
 # ---------------------------------------------------------------- from outside
 
 
+@pytest.mark.slow
 def test_a_sharded_model_is_opened_and_the_process_is_told_how(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,22 +429,20 @@ def test_a_process_that_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) 
         find_model("org/name")
 
 
-def test_what_was_not_finished_is_not_left_on_the_disk(tmp_path: Path) -> None:
-    """The process ends with its parent, in the middle of whatever it does."""
-    script = (
-        "import sys, threading\n"
-        "from trunkline.models.hub_download import _watch_parent\n"
-        "unfinished = open(sys.argv[1], 'wb')\n"
-        "threading.Thread(target=_watch_parent, daemon=True).start()\n"
-        "threading.Event().wait()\n"
-    )
-    file = tmp_path / "etag.0123abcd.incomplete"
-    kept = tmp_path / "etag.incomplete"
-    kept.touch()
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(file)], check=False, input=b"", env=child.environment(), timeout=60
-    )
-    assert (done.returncode, file.exists(), kept.exists()) == (1, False, True)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_download_ends_with_who_asked_and_leaves_no_halves(hub: Hub, tmp_path: Path, number: signal.Signals) -> None:
+    hub.add("org/name", READ | {"model.safetensors": os.urandom(3 * constants.DOWNLOAD_CHUNK_SIZE)})
+    hub.held.add("model.safetensors")
+    command = [sys.executable, "-m", "trunkline", "serve", "org/name", "--port", "0"]
+    with subprocess.Popen(command, env=child.environment(), stderr=subprocess.PIPE) as asking:
+        assert asking.stderr is not None
+        assert hub.is_held.wait(60)
+        asking.send_signal(number)
+        asking.stderr.read()  # until the process that downloads is gone, too, for it has the same
+    assert asking.returncode == (130 if number == signal.SIGINT else -number)
+    assert (tmp_path / "hf" / "hub" / "models--org--name" / "blobs").is_dir()
+    assert not list(tmp_path.rglob("*.incomplete"))
 
 
 def test_nothing_of_the_library_is_imported_here() -> None:
@@ -455,3 +457,31 @@ def test_nothing_of_the_library_is_imported_here() -> None:
         [sys.executable, "-c", script], check=True, env=child.environment(), capture_output=True, text=True
     )
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.slow
+def test_a_sharded_model_writes_what_its_folder_writes(hub: Hub, tmp_path: Path) -> None:
+    from trunkline import LLM, SamplingParams
+
+    folder = sharded(tmp_path / "files")
+    hub.add("org/tiny", folder)
+    written = []
+    for model in ("org/tiny", folder):
+        with LLM(model, threads=1, device="cpu", num_pages=64) as llm:
+            outputs = llm.generate(["hello world"], SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+            written.append(outputs[0].outputs[0].token_ids)
+    assert written[0] == written[1]
+    assert len(written[0]) == 8
+
+
+@pytest.mark.slow
+def test_a_server_is_asked_for_the_model_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/tiny", sharded(tmp_path / "files"))
+    with Server("org/tiny", "--device", "cpu") as server:
+        server.wait_ready()
+        answer = httpx.post(
+            f"{server.url}/v1/completions", json={"model": "org/tiny", "prompt": "hello", "max_tokens": 3}
+        )
+        assert (answer.status_code, answer.json()["model"]) == (200, "org/tiny")
+    assert "Downloading 7 files, " in server.output
+    assert "loading org/tiny" in server.output

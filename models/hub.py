@@ -20,12 +20,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, Unpack
 
 import msgspec
 
 from trunkline import child
-from trunkline.config import EngineConfig
+from trunkline.config import EngineConfig, EngineFlags, engine_config
 from trunkline.errors import ConfigError, ModelError, shown
 from trunkline.models.checkpoint import PICKLES, builtin_model
 
@@ -108,6 +108,11 @@ def find_model(name: str | None, revision: str | None = None, download_dir: str 
         what = "the built-in model" if name is None else f"{shown(name)}, a path,"
         raise ConfigError(f"--revision is {shown(revision)}, but {what} has no revisions; leave it out.")
     return builtin_model() if name is None else name
+
+
+def local_config(model: str | os.PathLike[str] | None, **flags: Unpack[EngineFlags]) -> EngineConfig:
+    """`engine_config` of a model that is on this machine; None: the built-in one. Raises as both do."""
+    return with_files(engine_config(find_model(None) if model is None else model, **flags))
 
 
 def with_files(config: EngineConfig) -> EngineConfig:

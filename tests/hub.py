@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = repository.files.get(name)
         headers = {"X_Repo_Commit": commit}
         if content is None:
-            return self.answer(404, X_Error_Code="EntryNotFound", **headers)
+            return self.answer(404, b"", X_Error_Code="EntryNotFound", **headers)
         headers |= {"ETag": f'"{_etag(content)}"', "Accept_Ranges": "bytes"}
         if self.command == "GET" and name in hub.broken:
             hub.broken.remove(name)

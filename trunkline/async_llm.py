@@ -27,7 +27,7 @@ from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
 from trunkline.api.tools import read_tools
-from trunkline.config import EngineConfig, EngineFlags, engine_config
+from trunkline.config import EngineConfig, EngineFlags
 from trunkline.constraint import Constraint, Grammar
 from trunkline.errors import (
     ConfigError,
@@ -50,7 +50,7 @@ from trunkline.inputs import (
 )
 from trunkline.messages import CacheReport, Generate, Loading, Ready
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
-from trunkline.models.hub import find_model, with_files
+from trunkline.models.hub import local_config
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import RequestOutput
 from trunkline.sampling import SamplingParams
@@ -82,7 +82,7 @@ class AsyncLLM:
         chat_template: str | None = None,
         **flags: Unpack[EngineFlags],
     ) -> None:
-        self._configure(with_files(engine_config(model or find_model(None), **flags)), chat_template)
+        self._configure(local_config(model, **flags), chat_template)
 
     @classmethod
     def of(

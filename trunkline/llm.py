@@ -22,7 +22,7 @@ from trunkline.api.prompt_map import ReadPrompt
 from trunkline.api.template import ChatTemplate
 from trunkline.api.template_source import chat_template_source
 from trunkline.api.tools import read_tools
-from trunkline.config import EngineFlags, engine_config
+from trunkline.config import EngineFlags
 from trunkline.errors import ConfigError, EngineDead, InvalidParameter
 from trunkline.grammar.prepared_cache import PreparedCache
 from trunkline.grammar.service import CompileService
@@ -40,7 +40,7 @@ from trunkline.inputs import (
 from trunkline.interrupts import interrupts_held
 from trunkline.messages import CacheReport, Call, Failed, Finished, FromEngine, Generate, Reply, Tokens
 from trunkline.models.checkpoint import open_checkpoint
-from trunkline.models.hub import find_model, with_files
+from trunkline.models.hub import local_config
 from trunkline.models.tokenizer import Tokenizer, load_tokenizer
 from trunkline.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from trunkline.sampling import SamplingParams
@@ -78,7 +78,7 @@ class LLM:
     ) -> None:
         from trunkline.workers.worker import load_worker  # imports torch
 
-        config = with_files(engine_config(find_model(None) if model is None else model, **flags))
+        config = local_config(model, **flags)
         checkpoint = open_checkpoint(config.model)
         self.tokenizer: Tokenizer = load_tokenizer(config.model.path)
         template = chat_template_source(chat_template) if chat_template else self.tokenizer.chat_template

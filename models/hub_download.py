@@ -75,7 +75,7 @@ def find(wanted: Wanted, tell: Tell) -> Path:
         tell(Note(f"Downloading {_files(missing)}, {format_bytes(size)}, of {hub} at {commit[:8]} to {folder}."))
         try:
             hub.download(commit, missing, cache.root)
-        except _failures() as error:
+        except Exception as error:  # of whatever transfers the files: hf_xet has exceptions of its own
             raise hub.refusal(error) or hub.failed(error, size, cache.root) from error
     cache.note(wanted.revision or MAIN, commit)
     return folder / choice.model
@@ -93,17 +93,22 @@ class Hub(NamedTuple):
 
     def ask(self) -> tuple[str, dict[str, int]]:
         """The commit, and the size of each file in bytes."""
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi, constants, errors
 
-        info = HfApi(endpoint=self.endpoint).model_info(
-            self.name.repository,
-            revision=self.revision or MAIN,
-            files_metadata=True,
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        )
-        if info.sha is None or not _COMMIT.fullmatch(info.sha):
-            raise ValueError(f"its commit is {shown(info.sha)}")
-        return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        try:
+            info = HfApi(endpoint=self.endpoint).model_info(
+                self.name.repository,
+                revision=self.revision or MAIN,
+                files_metadata=True,
+                timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            )
+            if not _COMMIT.fullmatch(info.sha or ""):
+                raise ValueError("no commit")
+            return str(info.sha), {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        except errors.HFValidationError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError):  # e.g. a page on which to sign in to a network
+            raise ConnectionError("its answer is not that of a hub") from None
 
     def download(self, commit: str, files: Sequence[str], cache: Path) -> None:
         """With the library's own progress bar, several at a time."""
@@ -161,7 +166,7 @@ class Hub(NamedTuple):
         size  of all that was missing, in bytes
         """
         number = getattr(error, "errno", None)
-        if number in (errno.ENOSPC, errno.EDQUOT):
+        if number in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in reason(error):
             return ModelError(
                 f"The disk is full: {self} needs {format_bytes(size)} in {cache}; make room, or give another folder with --download-dir."
             )
@@ -223,7 +228,7 @@ class Cache(NamedTuple):
 
 def reason(error: BaseException) -> str:
     """On one line, the cause of all: "Connection refused"."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    while (cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = cause
     response: Any = getattr(error, "response", None)
     if response is not None:
@@ -240,7 +245,7 @@ def _failures() -> tuple[type[Exception], ...]:
     """What the library raises, whichever HTTP client it has."""
     from huggingface_hub import errors
 
-    return (errors.HTTPError, OSError, ValueError)  # type: ignore[attr-defined]  # the first is that client's own
+    return (errors.HTTPError, OSError, errors.HFValidationError)  # type: ignore[attr-defined]  # the first is that client's own
 
 
 def _watch_parent() -> None:

@@ -38,7 +38,7 @@ class Hub:
         self.requests: list[str] = []  # method, path, and the range that is asked for
         self.cut: set[str] = set()  # files of which the connection breaks in the middle
         self.broken: set[str] = set()  # files that are answered with 500
-        self.status: int | None = None  # of everything
+        self.status: int | None = None  # of everything; 200: a page that says nothing
         self.held: set[str] = set()  # files of which the second half never comes
         self.is_held = threading.Event()  # the first half of such a file has been sent
         hub = self
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub.requests.append(f"{self.command} {path}" + (f" {asked}" if asked else ""))
         token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
         if hub.status is not None:
-            return self.answer(hub.status)
+            return self.answer(hub.status, b"<html></html>")
         if token and token != TOKEN:
             return self.answer(401, X_Error_Message="Invalid credentials in Authorization header")
         match = re.fullmatch(

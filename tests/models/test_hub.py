@@ -341,14 +341,17 @@ def test_without_a_network_the_cache_is_served(hub: Hub) -> None:
         Asked("org/name:Q4")
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_hub_that_has_no_answer_is_no_network(hub: Hub, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(429, "status 429"), (500, "status 500"), (503, "status 503"), (200, "its answer is not that of a hub")],
+)
+def test_a_hub_that_has_no_answer_is_no_network(hub: Hub, status: int, why: str) -> None:
     hub.add("org/name", READ)
     path = Asked("org/name").path
     hub.status = status
     assert Asked("org/name").path == path
     told = refusal("org/other")
-    assert told.startswith(f"The hub at {hub.url} can't be asked (status {status}), and org/other at main is not in ")
+    assert told.startswith(f"The hub at {hub.url} can't be asked ({why}), and org/other at main is not in ")
     assert told.endswith("download it where there is a network, or give a path.")
 
 
@@ -379,12 +382,16 @@ def test_offline_nobody_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
             r"/c cannot be written \(Permission denied\): give another .* --download-dir.",
         ),
         (
+            RuntimeError("File write error: No space left on device (os error 28)"),
+            "The disk is full: a/b needs 3.0 GiB in /c; make room, or .* --download-dir.",
+        ),
+        (
             OSError("Consistency check failed"),
             r"The download of a/b was interrupted \(Consistency check failed\); start again",
         ),
     ],
 )
-def test_downloads_that_fail_here(error: OSError, sentence: str) -> None:
+def test_downloads_that_fail_here(error: Exception, sentence: str) -> None:
     failed = Repository(HubName(repository="a/b"), None, "http://hub").failed(error, 3 * 2**30, Path("/c"))
     assert re.fullmatch(f"{sentence}.*", str(failed))
 

@@ -82,7 +82,7 @@ def test_parts_of_ranks_are_the_whole(tmp_path: Path, tool: str) -> None:
 
 @each_tool
 def test_logits_are_those_of_the_numbers(tmp_path: Path, tool: str) -> None:
-    """Packed where it can stay so, and decoded: float32 beside float32, as near as rounded activations allow."""
+    """Packed where it can stay so, as near as activations of 8 bits allow, and decoded."""
     need_compiler()
     folder, plain = quantized(tmp_path, TOOLS[tool], **SIZES)
     logits = []
@@ -93,7 +93,10 @@ def test_logits_are_those_of_the_numbers(tmp_path: Path, tool: str) -> None:
         runner.allocate(20, PAGE_SIZE)
         logits.append(compiled_logits(runner))
     assert_close(logits[1], logits[0].double(), 1e-5)
-    assert_close(logits[2], logits[0].double(), 2e-2 if tool in PACKED else 1e-5)
+    if tool in PACKED:
+        assert float((logits[2] - logits[0]).norm() / logits[0].norm()) < 0.05
+    else:
+        assert_close(logits[2], logits[0].double(), 1e-5)
 
 
 @pytest.mark.parametrize("tool", PACKED)

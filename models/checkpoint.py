@@ -273,7 +273,7 @@ def _open_folder(folder: Path, source: ModelSource) -> Checkpoint:
         weights = FolderWeights(stored, config) if scheme is None else QuantizedFolderWeights(stored, config, scheme)
         parts = weights.parts
         found = {name: tensor.shape for name, tensor in stored.tensors.items()}
-        is_extra = (lambda name: False) if scheme is None else scheme.is_redundant
+        is_extra = (lambda name: False) if scheme is None else (lambda name: scheme.is_redundant(name, found))
         _check_shapes(str(folder), config, {name: part.shape for name, part in parts.items()}, found, is_extra)
         _check_dtypes(folder, parts, stored)
     return Checkpoint(
@@ -370,11 +370,12 @@ class QuantizedFolderWeights:
         """The matrix in the bits that the folder has, if they can stay; else as `read` gives it."""
         place = hf_place(name, self.config)
         shape = stored_shapes(self.config, hf_place)[place.name]
-        if self._stand_ins(place.name, shape) is None:
+        parts = self._stand_ins(place.name, shape)
+        if parts is None:
             return self.folder.read(place.name, place.index_of(index))
         module = self.folder.spelled(place.name).removesuffix(".weight")
         self._check_no_bias(module)
-        return _cut(self.scheme.read(self.folder.read, module, shape), place.index_of(index))
+        return _cut(self.scheme.read(self.folder.read, module, shape, parts), place.index_of(index))
 
     def _stand_ins(self, name: str, shape: Shape) -> Parts | None:
         """The tensors that stand for the matrix `name`; None: it is stored as it is."""

@@ -2,7 +2,7 @@
 
     scheme = scheme_of(hf_config)                        # None: a folder of plain numbers
     scheme.parts("model.layers.0.mlp.up_proj", (1536, 576), stored_names)    # {"….up_proj.qweight": Part((72, 1536), ("I32",)), …}
-    scheme.read(load, "model.layers.0.mlp.up_proj", (1536, 576))             # a QuantizedMatrix, or a plain tensor
+    scheme.read(load, "model.layers.0.mlp.up_proj", (1536, 576), parts)      # a QuantizedMatrix, or a plain tensor
 
     method         what stands for `weight` [N, K]                                                    becomes
     awq            qweight int32 [K, N/8], qzeros int32 [K/G, N/8], scales [K/G, N]; eight numbers     4 bits in groups of G
@@ -68,11 +68,11 @@ class Scheme(Protocol):
     def parts(self, module: str, shape: Shape, stored: Mapping[str, Shape]) -> Parts | None:
         """Names of the tensors that stand for `module`.weight; None: it is stored as it is."""
 
-    def is_redundant(self, name: str) -> bool:
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
         """True for tensors that say nothing new."""
 
-    def read(self, load: Load, module: str, shape: Shape) -> "QuantizedMatrix | Tensor":
-        """The matrix. A plain one is float32."""
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "QuantizedMatrix | Tensor":
+        """The matrix, of the tensors `parts`. A plain one is float32."""
 
 
 def scheme_of(hf_config: Mapping[str, Any]) -> Scheme | None:
@@ -161,6 +161,10 @@ class AWQ:
         if f"{module}.qweight" not in stored:
             return None
         n, k = shape
+        if n % 8 or k % (self.group or k):
+            raise ModelError(
+                f"'{module}' has {n} outputs and {k} inputs; AWQ packs multiples of 8 outputs, and of its group's {self.group} inputs."
+            )
         groups = k // (self.group or k)
         return {
             f"{module}.qweight": Part((k, n // 8), ("I32",)),
@@ -168,10 +172,10 @@ class AWQ:
             f"{module}.scales": Part((groups, n)),
         }
 
-    def is_redundant(self, name: str) -> bool:
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
         return False
 
-    def read(self, load: Load, module: str, shape: Shape) -> "QuantizedMatrix":
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "QuantizedMatrix":
         value, zero = (self._in_order(load(f"{module}.{part}")) for part in ("qweight", "qzeros"))
         return _grouped(value.T, load(f"{module}.scales").T, zero.T, self.group or shape[1], 4)
 
@@ -219,12 +223,11 @@ class GPTQ:
             parts[f"{module}.g_idx"] = Part((k,), ("I32", "I64"))
         return parts
 
-    def is_redundant(self, name: str) -> bool:
-        return name.endswith(
-            ".bias"
-        )  # which AutoGPTQ writes for every layer; whoever reads the layer looks that it is 0
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
+        # AutoGPTQ writes a bias for every layer; whoever reads the layer looks that it is 0.
+        return name.endswith(".bias") and f"{name.removesuffix('.bias')}.qweight" in stored
 
-    def read(self, load: Load, module: str, shape: Shape) -> "QuantizedMatrix | Tensor":
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "QuantizedMatrix | Tensor":
         import torch
 
         n, k = shape
@@ -233,7 +236,7 @@ class GPTQ:
         zero = _unpacked(load(f"{module}.qzeros"), self.bits).flatten(1)[:, :n].T + self.less
         scale = load(f"{module}.scales").T
         group = self.group or k
-        if self.is_ordered:
+        if f"{module}.g_idx" not in parts:
             return _grouped(value, scale, zero, group, self.bits)
         of_input = load(f"{module}.g_idx").long()
         if of_input.min() < 0 or of_input.max() >= scale.shape[1]:
@@ -256,10 +259,10 @@ class BitsAndBytes8:
             return None
         return {f"{module}.weight": Part(shape, ("I8",)), f"{module}.SCB": Part(shape[:1])}
 
-    def is_redundant(self, name: str) -> bool:
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
         return name.endswith(".weight_format")
 
-    def read(self, load: Load, module: str, shape: Shape) -> "QuantizedMatrix":
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "QuantizedMatrix":
         from trunkline.kernels.quantized import QuantizedMatrix
 
         scale = load(f"{module}.SCB").float()[:, None] / 127
@@ -277,10 +280,12 @@ class _State(msgspec.Struct, frozen=True):
     nested_offset: float = 0.0
 
 
-def _first(numbers: "Tensor", count: int, name: str) -> "Tensor":
-    if len(numbers) < count:
-        raise ModelError(f"Tensor '{name}' has {count} numbers, but its blocks have scales for {len(numbers)}.")
-    return numbers[:count]
+def _spread(scales: "Tensor", block: int, count: int, name: str) -> "Tensor":
+    """The scale of each of `count` numbers, of which `block` share one."""
+    needed = -(-count // block)
+    if len(scales) < needed:
+        raise ModelError(f"Tensor '{name}' has {count} numbers in blocks of {block}, but {len(scales)} scales.")
+    return scales[:needed].float().repeat_interleave(block)[:count]
 
 
 @dataclass(frozen=True)
@@ -311,10 +316,10 @@ class BitsAndBytes4:
             parts[f"{weight}.absmax"] = Part(stored.get(f"{weight}.absmax", ()))
         return parts
 
-    def is_redundant(self, name: str) -> bool:
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
         return False
 
-    def read(self, load: Load, module: str, shape: Shape) -> "Tensor":
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "Tensor":
         import torch
 
         weight = f"{module}.weight"
@@ -325,12 +330,12 @@ class BitsAndBytes4:
                 f"Tensor '{weight}.absmax' is {absmax.dtype}, which is not what '{self._state(module)}' says."
             )
         if state.nested_blocksize:
-            of_blocks = load(f"{weight}.nested_absmax").float().flatten().repeat_interleave(state.nested_blocksize)
-            absmax = load(f"{weight}.nested_quant_map").float()[absmax.long()] * _first(of_blocks, len(absmax), weight)
-            absmax += state.nested_offset
+            nested = load(f"{weight}.nested_absmax").flatten()
+            of_blocks = _spread(nested, state.nested_blocksize, len(absmax), f"{weight}.absmax")
+            absmax = load(f"{weight}.nested_quant_map").float()[absmax.long()] * of_blocks + state.nested_offset
         packed = load(weight).flatten()
         numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten()[: shape[0] * shape[1]]
-        scales = _first(absmax.float().repeat_interleave(state.blocksize), len(numbers), weight)
+        scales = _spread(absmax, state.blocksize, len(numbers), weight)
         return (load(f"{weight}.quant_map").float()[numbers.long()] * scales).view(shape)
 
     def _settings(self, load: Load, module: str) -> "_State":
@@ -365,10 +370,10 @@ class Float8:
             wanted = stored[scale] if stored[scale] in ((), (1,), (shape[0],)) else (shape[0], 1)
         return {f"{module}.weight": Part(shape, ("F8_E4M3",)), scale: Part(wanted)}
 
-    def is_redundant(self, name: str) -> bool:
+    def is_redundant(self, name: str, stored: Collection[str]) -> bool:
         return name.endswith((".input_scale", ".activation_scale"))  # of activations, which are not rounded here
 
-    def read(self, load: Load, module: str, shape: Shape) -> "Tensor":
+    def read(self, load: Load, module: str, shape: Shape, parts: Collection[str]) -> "Tensor":
         weight = load(f"{module}.weight").float()
         if self.block is None:
             return weight * load(f"{module}.weight_scale").float().reshape(-1, 1)

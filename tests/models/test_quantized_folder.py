@@ -168,7 +168,7 @@ def edited(folder: Path, changes: dict[str, torch.Tensor | None]) -> Path:
         ("gptq", {"qweight": torch.zeros(8, 64)}, "qweight' has the dtype F32; allowed is I32"),
         ("gptq, act-order", {"g_idx": torch.full((64,), 9, dtype=torch.int32)}, "g_idx' names groups from 9 to 9; there are 2"),
         ("gptq, biases of zeros", {"bias": torch.ones(64)}, r"bias', which is not part of a llama model, and is not 0"),
-        ("bitsandbytes nf4", {"weight.absmax": torch.ones(3)}, "q_proj.weight' has 4096 numbers, but its blocks have scales for 192"),
+        ("bitsandbytes nf4", {"weight.absmax": torch.ones(3)}, "q_proj.weight' has 4096 numbers in blocks of 64, but 3 scales"),
         ("bitsandbytes nf4", {"weight.quant_state.bitsandbytes__nf4": torch.zeros(4, dtype=torch.uint8)}, "should hold what bitsandbytes says"),
         ("bitsandbytes nf4, nested", {"weight.quant_state.bitsandbytes__nf4": torch.tensor(list(b'{"blocksize": 64}'), dtype=torch.uint8)}, r"weight\.absmax' is torch\.uint8, which is not what"),
         ("fp8", {"weight_scale": torch.tensor(float("nan"))}, "weight_scale' holds a value that is not finite"),
@@ -178,3 +178,33 @@ def test_damaged_folders_are_told(tmp_path: Path, tool: str, changes: dict[str, 
     folder, _ = quantized(tmp_path, TOOLS[tool], **SIZES)
     with pytest.raises(ModelError, match=sentence):
         dict(opened(edited(folder, changes)).tensors())
+
+
+def test_inputs_that_are_out_of_order_are_found_whatever_the_config_says(tmp_path: Path) -> None:
+    folder, plain = quantized(tmp_path, Gptq(act_order=True), **SIZES)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["desc_act"] = False
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = dict(opened(plain).tensors())
+    for name, tensor in opened(folder).tensors():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_bias_of_what_is_not_quantized_is_not_overlooked(tmp_path: Path) -> None:
+    folder, _ = quantized(tmp_path, Gptq(), **SIZES)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.norm.bias": torch.ones(64)}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"has the tensor 'model\.norm\.bias'"):
+        opened(folder)
+
+
+def test_sizes_that_awq_cannot_pack(tmp_path: Path) -> None:
+    folder, _ = quantized(tmp_path, Awq(), **SIZES)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 48
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError,
+        match=r"has 64 outputs and 64 inputs; AWQ packs multiples of 8 outputs, and of its group's 48 inputs",
+    ):
+        opened(folder)

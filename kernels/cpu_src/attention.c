@@ -4,7 +4,7 @@
  * the one before it one token less, and so on; with a window, only the newest `window` of these. Decoding is
  * query_len = 1. One layer's pages are
  *
- *     keys   [pages, kv_heads, D, page_size]      the scores of eight neighbouring tokens fill one vector
+ *     keys   [pages, kv_heads, D, page_size]      the scores of sixteen neighbouring tokens fill one vector, or two
  *     values [pages, kv_heads, page_size, D]
  *
  * The context is cut into splits of SPLIT tokens, counted from position 0. For every split a query gets
@@ -74,8 +74,9 @@ struct attention {
 
 /* What one thread works with. */
 struct desk {
-    float *q;      /* [queries, D], scaled, in the unit of the keys' format */
-    float *scores; /* [BLOCK, SPLIT] */
+    float *q;       /* [queries, D], scaled, in the unit of the keys' format */
+    float *columns; /* [D, BLOCK] */
+    float *scores;  /* [BLOCK, SPLIT] */
     float *keys, *values; /* of a split, widened: [SPLIT, D] each, if there is use for them */
     struct range *sees;
     struct softmax split, total;
@@ -94,17 +95,17 @@ static struct softmax lay_softmax(const struct attention *job, float *at) {
 
 static size_t desk_bytes(const struct attention *job) {
     size_t D = job->pages.D, queries = job->tile_queries;
-    size_t floats = queries * D + BLOCK * SPLIT + 2 * softmax_floats(job) + 2 * widened_floats(job, job->tile_queries);
+    size_t floats = (queries + BLOCK) * D + BLOCK * SPLIT + 2 * softmax_floats(job) + 2 * widened_floats(job, job->tile_queries);
     return floats * sizeof(float) + queries * sizeof(struct range);
 }
 
 static struct desk lay_desk(const struct attention *job, void *scratch) {
     size_t D = job->pages.D, queries = job->tile_queries;
-    float *q = scratch, *scores = q + queries * D;
+    float *q = scratch, *columns = q + queries * D, *scores = columns + BLOCK * D;
     float *split = scores + BLOCK * SPLIT, *total = split + softmax_floats(job);
     float *keys = total + softmax_floats(job), *values = keys + widened_floats(job, job->tile_queries);
     struct range *sees = (struct range *)(values + widened_floats(job, job->tile_queries));
-    return (struct desk){q, scores, keys, values, sees, lay_softmax(job, split), lay_softmax(job, total)};
+    return (struct desk){q, columns, scores, keys, values, sees, lay_softmax(job, split), lay_softmax(job, total)};
 }
 
 /* Position of the first token that a row sees. */
@@ -161,13 +162,8 @@ static void attend_stretch(const struct attention *job, const struct tile *tile,
         pages = (struct pages){desk->keys, desk->values, 1, pages.D, WIDE_PAGE, FLOAT32, __builtin_ctz(WIDE_PAGE),
                                pages.soft_cap, pages.unit};
     }
-    switch (pages.format) {
-#define BLOCKS_OF(FORMAT) attend_blocks(FORMAT, &pages, &source, queries, desk->sees, q, desk->scores, part); break
-        case FLOAT32: BLOCKS_OF(FLOAT32);
-        case FLOAT8: BLOCKS_OF(FLOAT8);
-        default: BLOCKS_OF(FLOAT16);
-#undef BLOCKS_OF
-    }
+    attend_function *attend = pages.format == FLOAT32 ? attend_float32 : pages.format == FLOAT16 ? attend_float16 : attend_float8;
+    attend(&pages, &source, queries, desk->sees, q, desk->columns, desk->scores, part);
 }
 
 /* The queries of a tile over one split. */

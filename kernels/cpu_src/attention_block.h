@@ -1,15 +1,15 @@
 /* Queries over the tokens of one split: scores, their exponentials, weighted values. The inner loops of attention.c.
  *
- * A block is up to 6 queries that read the same pages. Their sums live in registers while a page streams by, and add up
- * in the order of the tokens (a score: of the head's numbers), one after the other. So what a query gets does not depend
- * on who else is in its block. The first block of a stretch brings a split into the second-level cache, where the others
+ * A block is up to BLOCK queries that read the same pages. Their sums live in registers while a page streams by, and add
+ * up in the order of the tokens (a score: of the head's numbers), one after the other. So what a query gets does not
+ * depend on who else is in its block. A block of FEW queries is given more of the page at once: a sum waits for itself. The first block of a stretch brings a split into the second-level cache, where the others
  * find it: going through it in smaller pieces, block after block, was no faster.
  */
 #pragma once
 
 #include "vector16.h"
 
-enum { SPLIT = 512, BLOCK = 6 };
+enum { SPLIT = 512, BLOCK = LONG_VECTORS ? 12 : 6, FEW = BLOCK / 2 };
 enum { CACHE_LINE = 64, AHEAD = 32 }; /* bytes; tokens */
 
 /* The pages of one layer. */
@@ -88,49 +88,69 @@ INLINE void widen_split(const int format, const struct pages *pages, const struc
     }
 }
 
-/* Scores of 8 * octets tokens for `count` queries; as many bytes as they take are fetched from `ahead` on. Inlined once
- * for every constant (count, octets, format). */
-INLINE void score_tokens(const int count, const int octets, const int format, const struct pages *pages, size_t first,
-                         const char *ahead, const float *q, float *scores) {
-    const int D = pages->D, bytes = 8 * octets * (int)format_bytes(format);
-    const int in_line = bytes < CACHE_LINE ? CACHE_LINE / bytes : 1; /* a power of two up to 8, which divides D */
-    f32x8 sum[BLOCK][2];
-    UNROLL for (int i = 0; i < count; i++) sum[i][0] = sum[i][1] = splat(0);
+/* Scores of 16 tokens in each of one or two places for `count` queries, [D, BLOCK]; as many bytes as they take are fetched
+ * from `ahead` on. Inlined once for every constant (count, places, format). */
+INLINE void score_tokens(const int count, const int places, const int format, const struct pages *pages,
+                         const size_t *first, const char *const *ahead, const float *q, float *scores) {
+    const int D = pages->D, bytes = 16 * (int)format_bytes(format);
+    const int in_line = CACHE_LINE / bytes; /* a power of two up to 4, which divides D */
+    f32x16 sum[BLOCK][2];
+    UNROLL for (int i = 0; i < count; i++) sum[i][0] = sum[i][1] = splat16(0);
     for (int line = 0; line < D; line += in_line) {
-        __builtin_prefetch(ahead + (size_t)line * bytes);
+        UNROLL for (int at = 0; at < places; at++) __builtin_prefetch(ahead[at] + (size_t)line * bytes);
         UNROLL for (int d = line; d < line + in_line; d++) {
-            size_t row = first + (size_t)d * pages->page_size;
-            f32x8 low, high;
-            if (octets == 2) {
-                f32x16 both = load_stored16(format, pages->keys, row);
-                low = low8(both), high = high8(both);
-            } else low = load_stored(format, pages->keys, row);
+            f32x16 keys[2];
+            UNROLL for (int at = 0; at < places; at++)
+                keys[at] = load_stored16(format, pages->keys, first[at] + (size_t)d * pages->page_size);
             UNROLL for (int i = 0; i < count; i++) {
-                f32x8 value = splat(q[i * D + d]);
-                sum[i][0] = fma8(value, low, sum[i][0]);
-                if (octets == 2) sum[i][1] = fma8(value, high, sum[i][1]);
+                f32x16 value = splat16(q[d * BLOCK + i]);
+                UNROLL for (int at = 0; at < places; at++) sum[i][at] = fma16(value, keys[at], sum[i][at]);
             }
         }
     }
-    UNROLL for (int i = 0; i < count; i++) {
-        store(scores + (size_t)i * SPLIT, sum[i][0]);
-        if (octets == 2) store(scores + (size_t)i * SPLIT + 8, sum[i][1]);
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int at = 0; at < places; at++) store16(scores + (size_t)i * SPLIT + 16 * at, sum[i][at]);
+}
+
+/* The same of 8 tokens: of pages that hold no more, and where a window begins inside a page. */
+INLINE void score_octet(const int count, const int format, const struct pages *pages, size_t first, const char *ahead,
+                        const float *q, float *scores) {
+    const int D = pages->D, bytes = 8 * (int)format_bytes(format);
+    const int in_line = CACHE_LINE / bytes; /* up to 8 */
+    f32x8 sum[BLOCK];
+    UNROLL for (int i = 0; i < count; i++) sum[i] = splat(0);
+    for (int line = 0; line < D; line += in_line) {
+        __builtin_prefetch(ahead + (size_t)line * bytes);
+        UNROLL for (int d = line; d < line + in_line; d++) {
+            f32x8 keys = load_stored(format, pages->keys, first + (size_t)d * pages->page_size);
+            UNROLL for (int i = 0; i < count; i++) sum[i] = fma8(splat(q[d * BLOCK + i]), keys, sum[i]);
+        }
     }
+    UNROLL for (int i = 0; i < count; i++) store(scores + (size_t)i * SPLIT, sum[i]);
 }
 
 /* Scores of the tokens `all`, rounded up to eight. */
 INLINE void score_split(const int count, const int format, const struct pages *pages, const struct source *source,
                         struct range all, const float *q, float *scores) {
-    for (int token = all.from, here; token < all.limit; token += here) {
-        here = tokens_here(pages, token, all.limit);
-        size_t first = page_start(pages, source, token) + place_in_page(pages, token);
-        const char *ahead = page_ahead(format, pages, source, all, token, 0);
-        for (int i = 0; i < here; i += 16) {
-            const char *part = ahead + (size_t)i * pages->D * format_bytes(format);
-            float *to = scores + token + i;
-            if (here - i > 8) score_tokens(count, 2, format, pages, first + i, part, q, to);
-            else score_tokens(count, 1, format, pages, first + i, part, q, to);
+    const int most = LONG_VECTORS && count <= FEW ? 2 : 1;
+    const size_t bytes = pages->D * format_bytes(format);
+    for (int token = all.from; token < all.limit;) {
+        size_t first[2];
+        const char *ahead[2];
+        int places = 0;
+        for (int t = token; places < most && t < all.limit && tokens_here(pages, t, all.limit) > 8; t += 16) {
+            int place = place_in_page(pages, t);
+            first[places] = page_start(pages, source, t) + place;
+            ahead[places++] = page_ahead(format, pages, source, all, t, 0) + place / 16 * 16 * bytes;
         }
+        if (places == 2) score_tokens(count, 2, format, pages, first, ahead, q, scores + token);
+        else if (places == 1) score_tokens(count, 1, format, pages, first, ahead, q, scores + token);
+        else {
+            int place = place_in_page(pages, token);
+            const char *part = page_ahead(format, pages, source, all, token, 0) + place * bytes;
+            score_octet(count, format, pages, page_start(pages, source, token) + place, part, q, scores + token);
+        }
+        token += places ? 16 * places : 8;
     }
 }
 
@@ -156,13 +176,20 @@ static void exponentiate(float soft_cap, struct range all, struct range sees, fl
     }
     for (int i = first; i < sees.from; i++) scores[i] = -__builtin_inff();
     for (int i = sees.limit; i < end; i++) scores[i] = -__builtin_inff();
-    f32x8 largest = load(scores + first);
-    for (int i = first + 8; i < end; i += 8) largest = max8(load(scores + i), largest);
-    *m = horizontal_max(largest);
+    const int pairs = (end - first) / 16 * 16, odd = first + pairs < end; /* and eight more */
+    f32x16 largest = splat16(-__builtin_inff());
+    for (int i = first; i < first + pairs; i += 16) largest = max16(load16(scores + i), largest);
+    f32x8 both = max8(high8(largest), low8(largest));
+    *m = horizontal_max(odd ? max8(load(scores + end - 8), both) : both);
     f32x8 sum = splat(0);
-    for (int i = first; i < end; i += 8) {
-        f32x8 weight = exp8(load(scores + i) - splat(*m));
-        store(scores + i, weight);
+    for (int i = first; i < first + pairs; i += 16) {
+        f32x16 weight = exp16(subtract16(load16(scores + i), splat16(*m)));
+        store16(scores + i, weight);
+        sum = sum + low8(weight) + high8(weight);
+    }
+    if (odd) {
+        f32x8 weight = exp8(load(scores + end - 8) - splat(*m));
+        store(scores + end - 8, weight);
         sum = sum + weight;
     }
     *l = horizontal_sum(sum);
@@ -170,39 +197,35 @@ static void exponentiate(float soft_cap, struct range all, struct range sees, fl
     for (int i = end; i < all.limit; i++) scores[i] = 0;
 }
 
-/* sum[i] += weight * value for one token; whichever are fewer, the weights or the values, are held in registers. `octets`
- * is 1, 2 or 4. */
-INLINE void weigh_token(const int count, const int octets, const int format, const void *values, size_t first,
-                        const float *weight, f32x8 sum[BLOCK][4]) {
-    f32x8 held[BLOCK];
-    if (count < octets) {
-        UNROLL for (int i = 0; i < count; i++) held[i] = splat(weight[(size_t)i * SPLIT]);
-        UNROLL for (int octet = 0; octet < octets; octet += 2) {
-            f32x16 both = load_stored16(format, values, first + 8 * octet);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet] = fma8(held[i], low8(both), sum[i][octet]);
-            UNROLL for (int i = 0; i < count; i++) sum[i][octet + 1] = fma8(held[i], high8(both), sum[i][octet + 1]);
+/* sum[i] += weight * value for one token. Whichever are fewer, the weights or the values, are held in registers where there
+ * are only few. */
+INLINE void weigh_token(const int count, const int vectors, const int format, const void *values, size_t first,
+                        const float *weight, f32x16 sum[BLOCK][4]) {
+    if (!LONG_VECTORS && count < 2 * vectors) {
+        f32x16 held[BLOCK];
+        UNROLL for (int i = 0; i < count; i++) held[i] = splat16(weight[(size_t)i * SPLIT]);
+        UNROLL for (int v = 0; v < vectors; v++) {
+            f32x16 value = load_stored16(format, values, first + 16 * v);
+            UNROLL for (int i = 0; i < count; i++) sum[i][v] = fma16(held[i], value, sum[i][v]);
         }
-    } else {
-        if (octets == 1) held[0] = load_stored(format, values, first);
-        UNROLL for (int octet = 0; octet + 2 <= octets; octet += 2) {
-            f32x16 both = load_stored16(format, values, first + 8 * octet);
-            held[octet] = low8(both), held[octet + 1] = high8(both);
-        }
-        UNROLL for (int i = 0; i < count; i++) {
-            f32x8 same = splat(weight[(size_t)i * SPLIT]);
-            UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = fma8(same, held[octet], sum[i][octet]);
-        }
+        return;
+    }
+    f32x16 held[4];
+    UNROLL for (int v = 0; v < vectors; v++) held[v] = load_stored16(format, values, first + 16 * v);
+    UNROLL for (int i = 0; i < count; i++) {
+        f32x16 same = splat16(weight[(size_t)i * SPLIT]);
+        UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = fma16(same, held[v], sum[i][v]);
     }
 }
 
-/* o[i][d … d + 8 * octets - 1] = sum over tokens of weight * value. Inlined once for every constant (count, octets,
+/* o[i][d … d + 16 * vectors - 1] = sum over tokens of weight * value. Inlined once for every constant (count, vectors,
  * format). */
-INLINE void weigh_values(const int count, const int octets, const int format, const struct pages *pages,
+INLINE void weigh_values(const int count, const int vectors, const int format, const struct pages *pages,
                          const struct source *source, struct range all, int d, const float *weights, float *o) {
-    const int D = pages->D, bytes = 8 * octets * (int)format_bytes(format);
+    const int D = pages->D, bytes = 16 * vectors * (int)format_bytes(format);
     const int begins_lines = d * (int)format_bytes(format) % CACHE_LINE == 0; /* else whoever came before fetched them */
-    f32x8 sum[BLOCK][4];
-    UNROLL for (int i = 0; i < count; i++) UNROLL for (int octet = 0; octet < octets; octet++) sum[i][octet] = splat(0);
+    f32x16 sum[BLOCK][4];
+    UNROLL for (int i = 0; i < count; i++) UNROLL for (int v = 0; v < vectors; v++) sum[i][v] = splat16(0);
     for (int token = all.from, here; token < all.limit; token += here) {
         here = tokens_here(pages, token, all.limit);
         size_t first = page_start(pages, source, token) + (size_t)place_in_page(pages, token) * D + d;
@@ -212,54 +235,104 @@ INLINE void weigh_values(const int count, const int octets, const int format, co
             if (begins_lines)
                 for (int line = 0; line < bytes; line += CACHE_LINE)
                     __builtin_prefetch(ahead + row * format_bytes(format) + line);
-            weigh_token(count, octets, format, pages->values, first + row, weights + token + t, sum);
+            weigh_token(count, vectors, format, pages->values, first + row, weights + token + t, sum);
         }
     }
     UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int octet = 0; octet < octets; octet++)
-            store(o + (size_t)i * D + d + 8 * octet, sum[i][octet] * splat(pages->unit));
+        UNROLL for (int v = 0; v < vectors; v++) {
+            float *to = o + (size_t)i * D + d + 16 * v;
+            store(to, low8(sum[i][v]) * splat(pages->unit));
+            store(to + 8, high8(sum[i][v]) * splat(pages->unit));
+        }
+}
+
+/* The same of the last eight numbers of heads that are no multiple of 16. */
+static __attribute__((noinline)) void weigh_octet(int count, const int format, const struct pages *pages, const struct source *source,
+                        struct range all, int d, const float *weights, float *o) {
+    f32x8 sum[BLOCK];
+    UNROLL for (int i = 0; i < count; i++) sum[i] = splat(0);
+    for (int token = all.from, here; token < all.limit; token += here) {
+        here = tokens_here(pages, token, all.limit);
+        size_t first = page_start(pages, source, token) + (size_t)place_in_page(pages, token) * pages->D + d;
+        for (int t = 0; t < here; t++) {
+            f32x8 value = load_stored(format, pages->values, first + (size_t)t * pages->D);
+            UNROLL for (int i = 0; i < count; i++)
+                sum[i] = fma8(splat(weights[(size_t)i * SPLIT + token + t]), value, sum[i]);
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++) store(o + (size_t)i * pages->D + d, sum[i] * splat(pages->unit));
 }
 
 INLINE void weigh_split(const int count, const int format, const struct pages *pages, const struct source *source,
                         struct range all, const float *weights, float *o) {
-    const int octets = count <= 3 ? 4 : 2; /* vectors of D at a time, as many sums as registers allow */
+    const int most = (count <= FEW ? 2 : 1) * (LONG_VECTORS ? 2 : 1); /* vectors: as many sums as registers allow */
+    const int D = pages->D;
     int d = 0;
-    for (; d + 8 * octets <= pages->D; d += 8 * octets)
-        weigh_values(count, octets, format, pages, source, all, d, weights, o);
-    for (; d < pages->D; d += 8) weigh_values(count, 1, format, pages, source, all, d, weights, o);
+    if (most == 4)
+        for (; d + 64 <= D; d += 64) weigh_values(count, 4, format, pages, source, all, d, weights, o);
+    if (most >= 2)
+        for (; d + 32 <= D; d += 32) weigh_values(count, 2, format, pages, source, all, d, weights, o);
+    for (; d + 16 <= D; d += 16) weigh_values(count, 1, format, pages, source, all, d, weights, o);
+    if (d < D) weigh_octet(count, format, pages, source, all, d, weights, o);
 }
 
 /* A block of `count` queries, of which query i sees sees[i]. Every token that one of them sees is worked through for all,
  * and weighs 0 for those that do not see it: adding 0 changes no sum. */
 INLINE void attend_block(const int count, const int format, const struct pages *pages, const struct source *source,
-                         const struct range *sees, const float *q, float *scores, struct softmax result) {
+                         const struct range *sees, const float *q, float *columns, float *scores,
+                         struct softmax result) {
     struct range all = sees[0];
     UNROLL for (int i = 1; i < count; i++) {
         all.from = sees[i].from < all.from ? sees[i].from : all.from;
         all.limit = sees[i].limit > all.limit ? sees[i].limit : all.limit;
     }
     all.from = all.from / 8 * 8;
-    score_split(count, format, pages, source, all, q, scores);
+    for (int i = 0; i < count; i++)
+        for (int d = 0; d < pages->D; d++) columns[d * BLOCK + i] = q[(size_t)i * pages->D + d];
+    score_split(count, format, pages, source, all, columns, scores);
     for (int i = 0; i < count; i++)
         exponentiate(pages->soft_cap, all, sees[i], scores + (size_t)i * SPLIT, result.m + i, result.l + i);
     weigh_split(count, format, pages, source, all, scores, result.o);
 }
 
-/* `scores` [BLOCK, SPLIT] is scratch memory. */
+/* Queries in blocks. `columns` [D, BLOCK], the queries of a block side by side, and `scores` [BLOCK, SPLIT] are scratch memory.
+ *
+ * Every height of a block is code of its own, which takes time to compile: those are there that matter. */
 INLINE void attend_blocks(const int format, const struct pages *pages, const struct source *source, int queries,
-                          const struct range *sees, const float *q, float *scores, struct softmax result) {
-    for (int first = 0; first < queries; first += BLOCK) {
+                          const struct range *sees, const float *q, float *columns, float *scores,
+                          struct softmax result) {
+    for (int first = 0; first < queries;) {
         struct softmax part = {result.m + first, result.l + first, result.o + (size_t)first * pages->D};
         const float *block = q + (size_t)first * pages->D;
-        switch (queries - first) {
-#define BLOCK_OF(COUNT) attend_block(COUNT, format, pages, source, sees + first, block, scores, part); break
-            case 1: BLOCK_OF(1);
-            case 2: BLOCK_OF(2);
-            case 3: BLOCK_OF(3);
-            case 4: BLOCK_OF(4);
-            case 5: BLOCK_OF(5);
-            default: BLOCK_OF(6);
+        int left = queries - first;
+#define BLOCK_OF(COUNT)                                                                                                \
+    {                                                                                                                  \
+        attend_block(COUNT, format, pages, source, sees + first, block, columns, scores, part);                        \
+        first += COUNT;                                                                                                \
+    }
+#if LONG_VECTORS
+        if (left >= 12) BLOCK_OF(12)
+        else if (left >= 8) BLOCK_OF(8)
+        else if (left >= 6) BLOCK_OF(6)
+#else
+        if (left >= 6) BLOCK_OF(6)
+        else if (left == 5) BLOCK_OF(5)
+#endif
+        else if (left >= 4) BLOCK_OF(4)
+        else if (left == 3) BLOCK_OF(3)
+        else if (left == 2) BLOCK_OF(2)
+        else BLOCK_OF(1)
 #undef BLOCK_OF
-        }
     }
 }
+
+/* `attend_blocks` for each format: attend_float32.c and its neighbours, which are compiled side by side. */
+typedef void attend_function(const struct pages *, const struct source *, int queries, const struct range *sees,
+                             const float *q, float *columns, float *scores, struct softmax result);
+attend_function attend_float32, attend_float16, attend_float8;
+
+#define ATTEND(FORMAT)                                                                                                 \
+    (const struct pages *pages, const struct source *source, int queries, const struct range *sees, const float *q,    \
+     float *columns, float *scores, struct softmax result) {                                                           \
+        attend_blocks(FORMAT, pages, source, queries, sees, q, columns, scores, result);                               \
+    }

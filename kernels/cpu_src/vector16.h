@@ -80,6 +80,23 @@ INLINE f32x16 mul16(f32x16 a, f32x16 b) {
 #endif
 }
 
+INLINE f32x16 subtract16(f32x16 a, f32x16 b) {
+#if LONG_VECTORS
+    return a - b;
+#else
+    return (f32x16){a.low - b.low, a.high - b.high};
+#endif
+}
+
+/* As max8. */
+INLINE f32x16 max16(f32x16 a, f32x16 b) {
+#if LONG_VECTORS
+    return (f32x16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return (f32x16){max8(a.low, b.low), max8(a.high, b.high)};
+#endif
+}
+
 INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #if LONG_VECTORS
     return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -105,6 +122,32 @@ INLINE f32x16 load_stored16(const int format, const void *from, size_t index) {
 #endif
     if (format == FLOAT32) return load16((const float *)from + index);
     return join8(load_stored(format, from, index), load_stored(format, from, index + 8));
+}
+
+/* As exp8. */
+INLINE f32x16 exp16(f32x16 x) {
+#if LONG_VECTORS
+    const f32x16 round = splat16(12582912.0f);
+    f32x16 shifted = fma16(x, splat16(1.44269504089f), round);
+    f32x16 n = shifted - round;
+    f32x16 r = fma16(n, splat16(-0.693359375f), x);
+    r = fma16(n, splat16(2.12194440e-4f), r);
+    f32x16 p = splat16(1.9875691500e-4f);
+    p = fma16(p, r, splat16(1.3981999507e-3f));
+    p = fma16(p, r, splat16(8.3334519073e-3f));
+    p = fma16(p, r, splat16(4.1665795894e-2f));
+    p = fma16(p, r, splat16(1.6666665459e-1f));
+    p = fma16(p, r, splat16(5.0000001201e-1f));
+    p = fma16(r * r, p, r + splat16(1.0f));
+    i32x16 exponent = (i32x16)shifted - (i32x16)round;
+    __m512 result = (__m512)(p * (f32x16)((exponent + 127) << 23));
+    __mmask16 small = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.33654f), _CMP_LT_OQ);
+    __mmask16 large = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(88.37626f), _CMP_GT_OQ);
+    result = _mm512_mask_blend_ps(small, result, _mm512_setzero_ps());
+    return (f32x16)_mm512_mask_blend_ps(large, result, _mm512_set1_ps(__builtin_inff()));
+#else
+    return (f32x16){exp8(x.low), exp8(x.high)};
+#endif
 }
 
 /* ---- integers ---- */

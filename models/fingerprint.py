@@ -19,7 +19,8 @@ from pathlib import Path
 import msgspec
 
 from trunkline.errors import ModelError
-from trunkline.models.checkpoint import Checkpoint, DummyWeights, FolderWeights, GGUFWeights, QuantizedFolderWeights
+from trunkline.models.checkpoint import Checkpoint
+from trunkline.models.stored_weights import DummyWeights, FolderWeights, GGUFWeights, QuantizedFolderWeights
 
 VERSION = 1  # of what goes into a fingerprint
 MAX_REMEMBERED = 256  # digests of files

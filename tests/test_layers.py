@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What all processes share; any folder may import these from trunkline/.
 SHARED = (
     "__version__",
+    "child",
     "config",
     "constraint",
     "errors",
@@ -36,8 +37,8 @@ MAY_IMPORT = {
     "workers": ("models", "kernels", "gpu_driver"),
     "grammar": ("models.tokenizer",),
     "scheduler": ("radix", "grammar"),
-    "api": ("models.tokenizer", "models.checkpoint", "models.pooling", "grammar", "async_llm"),
-    "trunkline/bench": ("models.tokenizer", "models.checkpoint", "radix", "grammar"),
+    "api": ("models.tokenizer", "models.checkpoint", "models.hub", "models.pooling", "grammar", "async_llm"),
+    "trunkline/bench": ("models.tokenizer", "models.checkpoint", "models.hub", "radix", "grammar"),
 }
 
 # Single files that may import more, and why.

@@ -62,4 +62,7 @@ def rounded(x: Tensor, integers: IntegerFormat) -> Tensor:
     spans = torch.nn.functional.pad(x, (0, -k % span)).view(rows, -1, span)
     unit = 2.0 ** x.abs().amax(dim=1).clamp(min=2.0**-100).log2().floor()[:, None, None]
     largest = spans.abs().amax(dim=2, keepdim=True).maximum(2.0**-20 * unit)
-    return (torch.round(spans * (127 / largest)).double() * (largest.double() / 127)).view(rows, -1)[:, :k]
+    inverse = (
+        torch.tensor(127.0) / largest
+    )  # a plain 127 would be multiplied by the reciprocal, and near ties round the other way
+    return (torch.round(spans * inverse).double() * (largest.double() / 127)).view(rows, -1)[:, :k]

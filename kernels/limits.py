@@ -2,7 +2,7 @@
 
     machine = Machine(threads=2)
     machine.read(buffer)                    # every byte of a tensor, once: the sum of its 64-bit words
-    machine.multiply("int8", rounds=1000)   # in registers alone: how many products that was
+    machine.multiply("int16", rounds=1000)  # in registers alone: how many products that was
     limits = measure_limits(machine, working_set=2**27)     # limits.read_rate, limits.multiply_rates["float32"]
     measure_reading(machine, beyond_caches())               # of memory itself
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from trunkline.kernels.build import build_library
 from trunkline.kernels.cpu import allocate
 
-Arithmetic = Literal["float32", "int8"]
-ARITHMETICS: tuple[Arithmetic, ...] = ("float32", "int8")  # of plain weights, and of those packed into 8 and 4 bits
+Arithmetic = Literal["float32", "int16"]
+ARITHMETICS: tuple[Arithmetic, ...] = ("float32", "int16")  # of plain weights, and of those packed into 8 and 4 bits
 
 MAX_ROUNDS = 2**24  # a float32 sum counts no further
 TRIES = 5
@@ -68,12 +68,12 @@ class Machine:
         """Multiply and add in registers, `rounds` times a fixed number of products for each task.
 
         float32  fused into one instruction where the machine can
-        int8     four products at a time into an int32 sum: what packed weights are multiplied by
+        int16    pairs of products into int32 sums: what packed weights are multiplied by
 
         Returns how many products were added.
         """
         assert 0 <= rounds <= MAX_ROUNDS, f"{rounds}"
-        products: int = self._lib.trunkline_multiply(self._pool, arithmetic == "int8", tasks, rounds)
+        products: int = self._lib.trunkline_multiply(self._pool, arithmetic == "int16", tasks, rounds)
         return products
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 INT8_MAX = 127
 CHUNK_ELEMENTS = 2**15  # quantized at a time, in NumPy: torch's threads would wait longer for each other than compute
-LONGEST_GROUP = 32  # inputs, unless a whole channel shares a scale: SPAN in cpu_src/quantized_layout.h
-GROUP_MULTIPLE = 4  # QUAD there
+LONGEST_GROUP = 512  # inputs, unless a whole channel shares a scale: sums of 32 bits are exact up to here (cpu_src/quantized_layout.h)
+GROUP_MULTIPLE = 4  # STEP there
 CENTRE = 8  # of values 0 … 15
 
 

@@ -17,15 +17,12 @@ struct pack {
     struct layout at;
 };
 
-/* Where input k of a channel of a panel is stored; of 4 bits, in which half of the byte `half_of` says. */
+/* Where input k of a channel of a panel is stored. */
 static char *find_byte(const struct layout *at, char *panel, int channel, int k) {
-    int span = k / at->span, step = k % at->span / at->step;
-    char *of_step = panel + at->header + span * at->value_stride + step * STEP_BYTES;
-    return of_step + channel * QUAD + k % at->span % QUAD;
+    int span = k / at->span, step = k % at->span / STEP, pair = k % STEP / 2;
+    char *of_step = panel + at->header + span * at->value_stride + step * at->step_bytes;
+    return of_step + (at->bits == 8 ? pair * 2 * PANEL : 0) + channel * 2 + k % 2;
 }
-
-/* By how many bits a value of 4 is shifted. */
-static int half_of(const struct layout *at, int k) { return k % at->span % at->step / QUAD * 4; }
 
 static void pack_panel(const void *argument, int task, void *scratch) {
     (void)scratch;
@@ -46,8 +43,8 @@ static void pack_panel(const void *argument, int task, void *scratch) {
         for (int k = 0; k < at->k; k++) {
             int8_t value = job->values[(size_t)row * at->k + k];
             char *byte = find_byte(at, panel, channel, k);
-            if (at->bits == 8) *byte = value + BIAS_8;
-            else *byte |= (value & 15) << half_of(at, k);
+            if (at->bits == 8) *byte = value;
+            else *byte |= (value & 15) << (k % STEP / 2 * 4);
         }
     }
 }
@@ -85,7 +82,7 @@ static void embed_row(const void *argument, int row, void *scratch) {
         const char *scales = panel + k / at->span * at->scale_stride;
         float scale = load_one(at->scale_format, scales, channel);
         char byte = *find_byte(at, panel, channel, k);
-        int value = at->bits == 8 ? (int8_t)(byte - BIAS_8) : (uint8_t)byte >> half_of(at, k) & 15;
+        int value = at->bits == 8 ? (int8_t)byte : (uint8_t)byte >> (k % STEP / 2 * 4) & 15;
         out[k] = scale * (float)value;
         if (at->offsets == STORED) out[k] += load_one(at->scale_format, scales, PANEL + channel);
         if (at->offsets == CENTRED) out[k] -= 8 * scale;

@@ -5,14 +5,20 @@
 
 #include "vector.h"
 
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
 #define LONG_VECTORS 1
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef int16_t i16x32 __attribute__((vector_size(64)));
 #else
 #define LONG_VECTORS 0
 typedef struct { f32x8 low, high; } f32x16;
 typedef struct { i32x8 low, high; } i32x16;
+typedef struct { i16x16 low, high; } i16x32;
 #endif
 
 INLINE f32x16 join8(f32x8 low, f32x8 high) {
@@ -69,14 +75,6 @@ INLINE f32x16 add16(f32x16 a, f32x16 b) {
     return a + b;
 #else
     return (f32x16){a.low + b.low, a.high + b.high};
-#endif
-}
-
-INLINE f32x16 mul16(f32x16 a, f32x16 b) {
-#if LONG_VECTORS
-    return a * b;
-#else
-    return (f32x16){a.low * b.low, a.high * b.high};
 #endif
 }
 
@@ -160,32 +158,11 @@ INLINE i32x16 splat_int16(int32_t value) {
 #endif
 }
 
-INLINE i32x16 load_int16(const void *from) {
-    i32x16 loaded; /* as a whole, a pair of vectors would go through memory */
+INLINE i32x16 add_int16(i32x16 a, i32x16 b) {
 #if LONG_VECTORS
-    memcpy(&loaded, from, sizeof loaded);
+    return a + b;
 #else
-    memcpy(&loaded.low, from, sizeof loaded.low);
-    memcpy(&loaded.high, (const char *)from + sizeof loaded.low, sizeof loaded.high);
-#endif
-    return loaded;
-}
-
-INLINE void store_int16(void *to, i32x16 v) {
-#if LONG_VECTORS
-    memcpy(to, &v, sizeof v);
-#else
-    memcpy(to, &v.low, sizeof v.low);
-    memcpy((char *)to + sizeof v.low, &v.high, sizeof v.high);
-#endif
-}
-
-/* One half of every byte: the low ones, or the high ones. */
-INLINE i32x16 halves_of_bytes(i32x16 v, int high) {
-#if LONG_VECTORS
-    return (high ? v >> 4 : v) & 0x0f0f0f0f;
-#else
-    return (i32x16){(high ? v.low >> 4 : v.low) & 0x0f0f0f0f, (high ? v.high >> 4 : v.high) & 0x0f0f0f0f};
+    return (i32x16){a.low + b.low, a.high + b.high};
 #endif
 }
 

@@ -1,15 +1,13 @@
-"""Matrices of small integers, of every kind that files and --quantization bring, and rows as they are multiplied by them."""
+"""Matrices of small integers, of every kind that files and --quantization bring."""
 
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
 
-from trunkline.kernels.quantized import CENTRE, IntegerFormat, Offsets, QuantizedMatrix
+from trunkline.kernels.quantized import CENTRE, Offsets, QuantizedMatrix
 
 NONE, STORED, CENTRED = Offsets
-SPAN = 32  # inputs of a row that are rounded with one scale, at most
 
 
 def make_matrix(
@@ -52,17 +50,3 @@ def matrices(draw: st.DrawFn) -> QuantizedMatrix:
         half=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
-
-
-def rounded(x: Tensor, integers: IntegerFormat) -> Tensor:
-    """Rows as cpu_src/quantized.c rounds them: to -127 … 127 times a scale, in spans of inputs whose weights share theirs. What is below
-    2^-20 of the row's largest number, or rather of the power of two up to it, is rounded as if it were as large."""
-    rows, k = x.shape
-    span = min(integers.group, SPAN)
-    spans = torch.nn.functional.pad(x, (0, -k % span)).view(rows, -1, span)
-    unit = 2.0 ** x.abs().amax(dim=1).clamp(min=2.0**-100).log2().floor()[:, None, None]
-    largest = spans.abs().amax(dim=2, keepdim=True).maximum(2.0**-20 * unit)
-    inverse = (
-        torch.tensor(127.0) / largest
-    )  # a plain 127 would be multiplied by the reciprocal, and near ties round the other way
-    return (torch.round(spans * inverse).double() * (largest.double() / 127)).view(rows, -1)[:, :k]

@@ -276,7 +276,7 @@ def test_packed_weights_are_multiplied_as_integers() -> None:
     packed = PackedLinear(torch.zeros(16, 8, dtype=torch.int8), n=16, k=8, integers=integers)
     work, plan = Work(CONFIG, [packed], kv_token_bytes=1), make_plan([9], [10])
     part = work.linear("linear_quantized 8 -> 16", 2, 1.0, plan)
-    assert part is not None and part.arithmetic == "int8" and part.num_bytes == 2 * 16 * 8
+    assert part is not None and part.arithmetic == "int16" and part.num_bytes == 2 * 16 * 8
 
 
 def test_a_layer_that_is_wider_than_the_vocabulary_is_no_head() -> None:
@@ -301,7 +301,7 @@ def test_the_matrices_of_a_model(tie: bool, tmp_path_factory: pytest.TempPathFac
 
 def test_limits_are_the_best_that_were_seen() -> None:
     def profile(num_bytes: float, read: float, float32: float) -> StepProfile:
-        limits = Limits(read_rate=read, multiply_rates={"float32": float32, "int8": 1.0})
+        limits = Limits(read_rate=read, multiply_rates={"float32": float32, "int16": 1.0})
         return make_profile(weight_bytes=num_bytes, kv_bytes=0.0, limits=limits)
 
     found = with_best_limits([profile(10, 5.0, 2.0), profile(20, 7.0, 3.0), profile(30, 6.0, 1.0)], 4.0)
@@ -317,12 +317,12 @@ def test_limits_are_the_best_that_were_seen() -> None:
 
 def make_profile(**changes: Any) -> StepProfile:
     parts = (
-        Part("matmuls", "8 → 16 ×2", 0.004, num_bytes=60e6, operations=2e9, arithmetic="int8"),
-        Part("matmuls", "8 → 97 ×1", 0.002, num_bytes=30e6, operations=1e9, arithmetic="int8"),
+        Part("matmuls", "8 → 16 ×2", 0.004, num_bytes=60e6, operations=2e9, arithmetic="int16"),
+        Part("matmuls", "8 → 97 ×1", 0.002, num_bytes=30e6, operations=1e9, arithmetic="int16"),
         Part("attention", "", 0.003, num_bytes=10e6, operations=1e9),
         Part("scheduling", "planning", 0.001),
     )
-    limits = Limits(read_rate=20e9, multiply_rates={"float32": 500e9, "int8": 1000e9})
+    limits = Limits(read_rate=20e9, multiply_rates={"float32": 500e9, "int16": 1000e9})
     facts: dict[str, Any] = {
         "requests": 8,
         "tokens": 8,

@@ -1,21 +1,19 @@
 """What --dtype and --quantization come to, and that every format computes what its weights mean."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.matrices import rounded
 from tests.tiny import VOCAB_SIZE, tiny_gguf, tiny_model
 from tests.workers.plans import PAGE_SIZE, Chunk, need_compiler, pages_for, run
 from trunkline.config import ModelSource
 from trunkline.errors import ConfigError
 from trunkline.kernels.cpu import CpuKernels
 from trunkline.kernels.interface import Kernels, PackedLinear
-from trunkline.kernels.quantized import IntegerFormat, QuantizedMatrix
+from trunkline.kernels.quantized import QuantizedMatrix
 from trunkline.kernels.reference import ReferenceKernels
 from trunkline.models.checkpoint import Checkpoint, builtin_model, open_checkpoint
 from trunkline.models.layers import Loader
@@ -101,29 +99,12 @@ def test_settings_that_there_are_not(files: Callable[[str], Path]) -> None:
         choose_format(checkpoint, kernels, dtype="auto", quantization="aqlm")
 
 
-class RoundingKernels(ReferenceKernels):
-    """In float64, but for rows that are multiplied by packed integers: those are rounded as the compiled kernels round them."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.float64)
-
-    def pack_linear(self, weights: Sequence[torch.Tensor | QuantizedMatrix], dtype: torch.dtype) -> PackedLinear:
-        packed = super().pack_linear(weights, dtype)
-        matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
-        return replace(packed, integers=IntegerFormat.holding(matrices)) if len(matrices) == len(weights) else packed
-
-    def linear(
-        self, x: torch.Tensor, weight: PackedLinear, bias: torch.Tensor | None = None, *, out: torch.Tensor
-    ) -> None:
-        super().linear(x if weight.integers is None else rounded(x, weight.integers), weight, bias, out=out)
-
-
 def reference(checkpoint: Checkpoint, form: WeightFormat) -> ModelRunner:
     """In float64, with every matrix as the floats that the format stands for."""
-    kernels: Kernels = RoundingKernels()
+    kernels: Kernels = ReferenceKernels(torch.float64)
     plain = WeightFormat(torch.float64, "none", "float64")
     tensors = (
-        (name, tensor if isinstance(tensor, QuantizedMatrix) else tensor.to(form.dtype).double())
+        (name, tensor.dequantize() if isinstance(tensor, QuantizedMatrix) else tensor.to(form.dtype).double())
         for name, tensor in form.tensors(checkpoint)
     )
     return ModelRunner(make_model(checkpoint.config, Loader(tensors, kernels, plain.dtype)), kernels, plain)
@@ -151,8 +132,8 @@ def test_logits_are_those_of_the_weights_that_the_format_stands_for(
         logits.append(run(loaded, [chunk], all_rows=True).double())
     ours, expected = logits
     assert expected.std() > 1
-    error = float((ours - expected).square().mean().sqrt() / expected.std())
-    assert error < (1e-5 if quantization == "none" else 0.03), "what is half-way is rounded up here and down there"
+    worst = float((ours - expected).abs().max() / expected.std())
+    assert worst < (1e-4 if quantization == "none" else 5e-3), "activations are rounded to 16 bits beside integers"
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "Q4_1"])

@@ -168,7 +168,7 @@ class Work:
             seconds,
             num_bytes=_mean_bytes(matrices) * calls,
             operations=2.0 * k * n * rows * calls,
-            arithmetic="float32" if is_plain else "int8",
+            arithmetic="float32" if is_plain else "int16",
         )
 
     def attention(self, seconds: float, plan: Plan) -> Part:

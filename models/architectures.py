@@ -20,6 +20,10 @@ Details = dict[str, Any]  # fields of ModelConfig that not all architectures set
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 SILU = {"silu": "silu", "swish": "silu"}  # spellings -> kernels.interface.Activation
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
+SOFT_CAPS = {
+    "attention_soft_cap": "attn_logit_softcapping",
+    "logit_soft_cap": "final_logit_softcapping",
+}  # ours -> theirs
 MAX_SCALE = 1e9
 MAX_EXPERTS = 1024
 
@@ -75,16 +79,20 @@ def _activation(fields: Fields, key: str, spellings: Mapping[str, str]) -> str:
     return spellings[seen]
 
 
+def _attention_biases(fields: Fields) -> Details:
+    """One switch for all four layers."""
+    has_biases = fields.boolean("attention_bias", default=False)
+    return {"qkv_bias": has_biases, "output_bias": has_biases}
+
+
 def _llama(fields: Fields, num_layers: int) -> Details:
     if fields.get("sliding_window") is not None and fields.get("use_sliding_window") is not False:
         raise ModelError(
             f"config.json: 'sliding_window' is {shown(fields.get('sliding_window'))}; a Llama sees the whole context, and allowed is null."
         )
-    has_biases = fields.boolean("attention_bias", default=False)
     return {
         "activation": _activation(fields, "hidden_act", SILU),
-        "qkv_bias": has_biases,
-        "output_bias": has_biases,
+        **_attention_biases(fields),
         "mlp_bias": fields.boolean("mlp_bias", default=False),
     }
 
@@ -112,20 +120,17 @@ def _qwen2(fields: Fields, num_layers: int) -> Details:
 
 
 def _qwen3(fields: Fields, num_layers: int) -> Details:
-    has_biases = fields.boolean("attention_bias", default=False)
     return {
         "activation": _activation(fields, "hidden_act", SILU),
-        "qkv_bias": has_biases,
-        "output_bias": has_biases,
+        **_attention_biases(fields),
         "qk_norm": True,
         "windows": _qwen_windows(fields, num_layers),
     }
 
 
 def _qwen3_moe(fields: Fields, num_layers: int) -> Details:
-    count = (
-        "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
-    )  # as transformers 5 saves it
+    # The second is how transformers 5 saves it.
+    count = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
     step = fields.integer("decoder_sparse_step", 1, 1024)
     dense = fields.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
@@ -156,7 +161,6 @@ def _phi3(fields: Fields, num_layers: int) -> Details:
 
 
 def _smollm3(fields: Fields, num_layers: int) -> Details:
-    has_biases = fields.boolean("attention_bias", default=False)
     turned = fields.get("no_rope_layers")
     if turned is None:
         interval = fields.integer("no_rope_layer_interval", 1, 1024)
@@ -169,8 +173,7 @@ def _smollm3(fields: Fields, num_layers: int) -> Details:
         windows = windows_of_hf(fields, num_layers, lambda layer: layer in unrotated)
     return {
         "activation": _activation(fields, "hidden_act", SILU),
-        "qkv_bias": has_biases,
-        "output_bias": has_biases,
+        **_attention_biases(fields),
         "mlp_bias": fields.boolean("mlp_bias", default=False),
         "unrotated_layers": unrotated,
         "windows": windows,
@@ -181,17 +184,17 @@ def _gemma(fields: Fields) -> Details:
     """What Gemma 2 and 3 share."""
     if fields.get("use_bidirectional_attention"):
         raise fields.refuse("use_bidirectional_attention", "false: the model must write text from left to right")
-    has_biases = fields.boolean("attention_bias", default=False)
-    caps = {"attention_soft_cap": "attn_logit_softcapping", "logit_soft_cap": "final_logit_softcapping"}
     return {
         "activation": _activation(fields, "hidden_activation", GELU_TANH),
-        "qkv_bias": has_biases,
-        "output_bias": has_biases,
+        **_attention_biases(fields),
         "post_norms": True,
         "norm_offset": 1.0,
         "embedding_scale": fields.integer("hidden_size", 1, MAX_WIDTH) ** 0.5,
         "attention_scale": fields.number("query_pre_attn_scalar", 0, MAX_SCALE) ** -0.5,
-        **{ours: 0.0 if fields.get(key) is None else fields.number(key, 0, MAX_SCALE) for ours, key in caps.items()},
+        **{
+            ours: 0.0 if fields.get(key) is None else fields.number(key, 0, MAX_SCALE)
+            for ours, key in SOFT_CAPS.items()
+        },
     }
 
 
@@ -236,11 +239,10 @@ def _gguf_gemma(fields: Fields, prefix: str, num_layers: int, largest: int) -> D
 
 
 def _gguf_gemma2(fields: Fields, num_layers: int) -> Details:
-    caps = {"attention_soft_cap": "attn_logit_softcapping", "logit_soft_cap": "final_logit_softcapping"}
     usual = {"attention_soft_cap": 50.0, "logit_soft_cap": 30.0}
     return _gguf_gemma(fields, "gemma2", num_layers, GEMMA2_27B_LAYERS) | {
         "windows": _gguf_windows(fields, "gemma2", num_layers, lambda layer: layer % 2 == 0, default=4096),
-        **{ours: fields.number(f"gemma2.{key}", 0, MAX_SCALE, default=usual[ours]) for ours, key in caps.items()},
+        **{ours: fields.number(f"gemma2.{key}", 0, MAX_SCALE, default=usual[ours]) for ours, key in SOFT_CAPS.items()},
     }
 
 

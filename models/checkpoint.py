@@ -25,7 +25,7 @@ from trunkline.models.gguf_blocks import PACKINGS
 from trunkline.models.json_file import read_json
 from trunkline.models.pooling import PoolingSettings
 from trunkline.models.quantized_folder import METHODS, Parts, scheme_of
-from trunkline.models.rope import GGUFFactors
+from trunkline.models.rope import GGUF_FACTORS, GGUFFactors
 from trunkline.models.safetensors_folder import INDEX, SafetensorsFolder, read_safetensors
 from trunkline.models.split import WHOLE, Split
 from trunkline.models.stored_weights import (
@@ -363,9 +363,8 @@ def _most(tensors: Iterable[Any], kind_of: Callable[[Any], str]) -> str:
 
 def _rope_factors(file: GGUFFile) -> GGUFFactors:
     """The tensors that scale RoPE's frequencies: a few dozen numbers each, part of the config rather than of the weights."""
-    names = {"every": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
     factors = {}
-    for kind, name in names.items():
+    for kind, name in GGUF_FACTORS.items():
         tensor = file.tensors.get(name)
         if tensor is None:
             continue

@@ -63,9 +63,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     output_bias: bool = False  # attention's output layer, o, has one
     mlp_bias: bool = False  # gate, up and down have biases
     dtype: str = "float32"  # float32, float16 or bfloat16: what the weights lose little in; quantized ones: float16
-    quantization: str | None = (
-        None  # ggml type of most weights, e.g. "Q4_1", or how a folder's are, e.g. "awq"; None: not quantized
-    )
+    quantization: str | None = None  # ggml type of most weights, e.g. "Q4_1"; of a folder e.g. "awq"; None: none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()  # any of them ends the text
 

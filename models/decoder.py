@@ -40,9 +40,10 @@ class Decoder:
         self.config = config = split.config(config)
         self._kernels = kernels
         self._collectives = loader.collectives
-        self._ropes = {
-            rope: RopeTable(rope, config, kernels.device) for rope in map(config.rope_of, range(config.num_layers))
-        }
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        tables = {rope: RopeTable(rope, config, kernels.device) for rope in ropes}
+        self._ropes = list(tables.values())
+        self._rope_of = [tables[rope] for rope in ropes]  # by layer: some share one
         self._first_id, rows = split.first_id(config), split.vocab_rows(config)
         self._embedding = loader.matrix("model.embed_tokens.weight", rows)
         self._blocks = [block(config, loader, layer) for layer in range(config.num_layers)]
@@ -56,7 +57,7 @@ class Decoder:
 
     def grow_rope(self, positions: int) -> None:
         """Make sure that positions 0 … `positions` - 1 can be computed; to begin with, those of layers.ROPE_POSITIONS can."""
-        for rope in self._ropes.values():
+        for rope in self._ropes:
             rope.upto(positions)
 
     def grow_activations(self, rows: int) -> None:
@@ -80,7 +81,7 @@ class Decoder:
         self._collectives.all_reduce(a.branch)
         if self.config.embedding_scale != 1:
             a.branch *= self.config.embedding_scale
-        fixed = (*a.tensors(), *(rope.table for rope in self._ropes.values()), kv.keys, kv.values)
+        fixed = (*a.tensors(), *(rope.table for rope in self._ropes), kv.keys, kv.values)
         self._program(lambda: self._run_blocks(a, batch, kv), batch, fixed)
         if wanted is None:
             return self._logits(self.last_hidden(len(ids)))
@@ -96,8 +97,8 @@ class Decoder:
         return self._cut
 
     def _run_blocks(self, a: Activations, batch: Batch, kv: KvPages) -> None:
-        for layer, block in enumerate(self._blocks):
-            block(a, self._ropes[self.config.rope_of(layer)].table, batch, kv)
+        for block, rope in zip(self._blocks, self._rope_of, strict=True):
+            block(a, rope.table, batch, kv)
 
     def last_hidden(self, rows: int) -> Tensor:
         """Hidden states [rows, H] after the last norm, of all rows of the step that `forward` computed last, on every rank.

@@ -55,16 +55,13 @@ class Loader:
 
     def vector(self, name: str) -> Tensor:
         """[N], in the dtype of activations."""
-        tensor = self._take(name)
-        assert isinstance(tensor, Tensor), f"{name} is a matrix"
-        return tensor.to(self.kernels.device, self.kernels.activation_dtype, copy=True)
+        return self._take_vector(name).to(self.kernels.device, self.kernels.activation_dtype, copy=True)
 
     def norm(self, name: str, config: ModelConfig) -> Tensor:
         """A norm's weight [N] as it is multiplied by, in the dtype of activations."""
-        tensor = self._take(name)
-        assert isinstance(tensor, Tensor), f"{name} is a matrix"
         # Added before it is rounded: a small weight beside 1 would lose what it differs by.
-        return (tensor.float() + config.norm_offset).to(self.kernels.device, self.kernels.activation_dtype)
+        weight = self._take_vector(name).float() + config.norm_offset
+        return weight.to(self.kernels.device, self.kernels.activation_dtype)
 
     def matrix(self, name: str, rows: int = 0) -> PackedLinear:
         """[N, K], packed; zeros are added if there are fewer than `rows`."""
@@ -96,6 +93,11 @@ class Loader:
                 raise ModelError(f"The checkpoint lacks the tensor '{name}'.")
             self._early[found[0]] = found[1]
         return self._early.pop(name)
+
+    def _take_vector(self, name: str) -> Tensor:
+        tensor = self._take(name)
+        assert isinstance(tensor, Tensor), f"{name} is a matrix"
+        return tensor
 
     def _storable(self, name: str) -> Tensor | QuantizedMatrix:
         tensor = self._take(name)

@@ -214,8 +214,12 @@ def _yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
     return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
+# Tensors of a GGUF file that belong to its RoPE, by the fields of GGUFFactors.
+GGUF_FACTORS = {"every": "rope_freqs.weight", "short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+
+
 class GGUFFactors(msgspec.Struct, frozen=True, kw_only=True):
-    """The tensors of a GGUF file that belong to its RoPE: `rope_freqs`, or `rope_factors_short` and `rope_factors_long`."""
+    """What these tensors hold: one for every context, or one for short and one for long ones."""
 
     every: tuple[float, ...] = ()
     short: tuple[float, ...] = ()
@@ -227,8 +231,8 @@ def rope_from_gguf(
 ) -> RopeConfig:
     """From a GGUF file's metadata under `prefix`, e.g. "llama", and what it stores as tensors."""
     theta = fields.number(f"{prefix}.rope.freq_base", MIN_THETA, MAX_THETA, default=10000.0)
-    for name in ("every", "short", "long"):
-        _check_factors(name, getattr(stored, name))
+    for name, tensor in GGUF_FACTORS.items():
+        _check_factors(tensor, getattr(stored, name))
     scaling = f"{prefix}.rope.scaling"
     original = fields.integer(f"{scaling}.original_context_length", 1, MAX_TOKENS, default=max_position_embeddings)
     attention_factor = fields.number(f"{scaling}.attn_factor", MIN_FACTOR, MAX_FACTOR, default=1.0)
@@ -262,8 +266,7 @@ def rope_from_gguf(
     return RopeConfig(theta=theta) if factor == 1 else RopeConfig(theta=theta, kind="linear", factor=factor)
 
 
-def _check_factors(name: str, factors: Sequence[float]) -> None:
-    tensor = {"every": "rope_freqs", "short": "rope_factors_short", "long": "rope_factors_long"}[name]
+def _check_factors(tensor: str, factors: Sequence[float]) -> None:
     for divisor in factors:
         if not 0 < divisor < math.inf:
-            raise ModelError(f"GGUF tensor '{tensor}.weight' holds {divisor}; allowed are finite numbers above 0.")
+            raise ModelError(f"GGUF tensor '{tensor}' holds {divisor}; allowed are finite numbers above 0.")

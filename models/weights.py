@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trunkline.models.architectures import ARCHITECTURES
 from trunkline.models.config import ModelConfig
+from trunkline.models.rope import GGUF_FACTORS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,9 +44,8 @@ _GGUF_MODULES = {
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
 }
-_NORMED_BEHIND = {
-    "post_attention_layernorm": "post_attention_norm"
-}  # a norm of what is added, not of what the MLP reads
+# With norms behind attention and MLP: this one is of what is added, not of what the MLP reads.
+_NORMED_BEHIND = {"post_attention_layernorm": "post_attention_norm"}
 _MIXTRAL_MODULES = {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 _LAYERS = "model.layers."
@@ -155,9 +155,8 @@ def stored_shapes(config: ModelConfig, place: Placing) -> Mapping[str, Shape]:
     stored: dict[str, Shape] = {}
     for name, shape in tensor_shapes(config).items():
         where, rows = place(name, config)
-        stored[where] = (
-            shape if rows is None else (rows.stop, *shape[1:])
-        )  # the last of a stack ends where the stack does
+        # The last of a stack ends where the stack does.
+        stored[where] = shape if rows is None else (rows.stop, *shape[1:])
     return stored
 
 
@@ -166,7 +165,7 @@ def is_redundant(name: str, config: ModelConfig) -> bool:
     output layer that is tied to the embedding."""
     return (
         name.endswith("rotary_emb.inv_freq")
-        or name in ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+        or name in GGUF_FACTORS.values()
         or (name == "lm_head.weight" and config.tie_word_embeddings)
     )
 

@@ -39,7 +39,11 @@ def load_reference(path: str) -> Any:
                 eos_token_id=list(config.eos_token_ids),
             )
         )
-    weights = {name: tensor.float() for name, tensor in checkpoint.tensors()}
+    return filled(model, {name: tensor.float() for name, tensor in checkpoint.tensors()})
+
+
+def filled(model: Any, weights: dict[str, torch.Tensor]) -> Any:
+    """The model with exactly these weights; an output layer that is not among them is the embedding."""
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()

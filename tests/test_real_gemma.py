@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reference_model import greedy_gaps
+from tests.reference_model import filled, greedy_gaps
 from trunkline import LLM, SamplingParams
 from trunkline.config import ModelSource
 from trunkline.models.checkpoint import Checkpoint, open_checkpoint
@@ -60,10 +60,7 @@ def reference(checkpoint: Checkpoint) -> Any:
     weights = {
         name: tensor.float() - (1 if name.endswith("norm.weight") else 0) for name, tensor in checkpoint.tensors()
     }
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    model.tie_weights()
-    return model.eval()
+    return filled(model, weights)
 
 
 def test_each_token_is_the_choice_of_transformers(file: Path, llm: LLM) -> None:

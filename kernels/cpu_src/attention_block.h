@@ -2,8 +2,9 @@
  *
  * A block is up to BLOCK queries that read the same pages. Their sums live in registers while a page streams by, and add
  * up in the order of the tokens (a score: of the head's numbers), one after the other. So what a query gets does not
- * depend on who else is in its block. A block of FEW queries is given more of the page at once: a sum waits for itself. The first block of a stretch brings a split into the second-level cache, where the others
- * find it: going through it in smaller pieces, block after block, was no faster.
+ * depend on who else is in its block. A block of FEW queries is given more of the page at once: a sum waits for itself.
+ * The first block of a stretch brings a split into the second-level cache, where the others find it: going through it in
+ * smaller pieces, block after block, was no faster.
  */
 #pragma once
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.architectures import CONFIGS, WINDOW, save_gguf, save_tiny, theirs
 from tests.kernels.ranks import on_ranks
+from tests.models.test_llama import LLAMA3
 from tests.models.test_split import logits as split_logits
 from tests.models.test_split import opened
 from tests.tiny import VOCAB_SIZE
@@ -24,13 +25,6 @@ from trunkline.workers.runner import ModelRunner, load_runner
 PROMPT = np.random.default_rng(3).integers(0, VOCAB_SIZE - 8, 70).tolist()
 NEW_TOKENS = 64
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LONGROPE = {
     "rope_type": "longrope",
